@@ -1,0 +1,72 @@
+"""MiniPIC: retrieved documents become spans whose KV cache vLLM reuses at any position.
+
+    from minipic_backend import Engine, Prompt, Span, Text
+
+Importing this package imports neither torch nor vLLM; building an `Engine` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minipic_backend.errors import (
+    ConfigurationError,
+    ContextWindowError,
+    EngineClosedError,
+    EngineError,
+    EngineStartError,
+    MalformedSpansError,
+    MarkerError,
+    MiniPICError,
+    ModelNotFoundError,
+    PluginMissingError,
+    PromptError,
+    RequestAbortedError,
+    UnsupportedModelError,
+)
+from minipic_backend.prompt import Message, Prompt, Span, Text
+from minipic_backend.protocol import EngineProtocol
+from minipic_backend.results import Chunk, Completion, Explanation, Result, Timing, Usage, WarmReport
+
+if TYPE_CHECKING:
+    from minipic_backend.engine import Engine
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Chunk",
+    "Completion",
+    "ConfigurationError",
+    "ContextWindowError",
+    "Engine",
+    "EngineClosedError",
+    "EngineError",
+    "EngineProtocol",
+    "EngineStartError",
+    "Explanation",
+    "MalformedSpansError",
+    "MarkerError",
+    "Message",
+    "MiniPICError",
+    "ModelNotFoundError",
+    "PluginMissingError",
+    "Prompt",
+    "PromptError",
+    "RequestAbortedError",
+    "Result",
+    "Span",
+    "Text",
+    "Timing",
+    "UnsupportedModelError",
+    "Usage",
+    "WarmReport",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":  # imported late: it pulls in vLLM
+        from minipic_backend.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

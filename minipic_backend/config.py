@@ -1,0 +1,178 @@
+"""Options as frozen values that are passed down, never read from a global.
+
+Two kinds: what is fixed for an engine (`SpanConfig`: token ids, block size, key encoding) and
+what a single request may choose (`SpanOptions`: frame, offsets, marker visibility). Both cross
+process borders as plain JSON, inside vLLM's `additional_config` and a request's `extra_args`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from minipic_backend.errors import ConfigurationError
+
+__all__ = [
+    "CONFIG_KEY",
+    "Frame",
+    "KeyEncoding",
+    "Offsets",
+    "SpanConfig",
+    "SpanOptions",
+    "Technique",
+    "TechniqueSettings",
+    "resolve_technique",
+]
+
+CONFIG_KEY = "minipic"
+"""Key of our part in vLLM's `additional_config` and in `SamplingParams.extra_args`."""
+
+Frame = Literal["none", "prefix"]
+KeyEncoding = Literal["span_local", "unrotated"]
+Offsets = Literal["compact", "padded"]
+Technique = Literal["primed", "block_attention", "full"]
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{name}={value!r}: choose one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class SpanOptions:
+    """What one request chooses about its spans.
+
+    Args:
+        frame: the context that a span is computed behind: "none", or the prompt's own "prefix".
+        offsets: "compact" (positions run on as if the pads of spans were not there) or "padded".
+        see_markers: whether later tokens see the SSep token in front of each span.
+    """
+
+    frame: Frame = "prefix"
+    offsets: Offsets = "compact"
+    see_markers: bool = True
+
+    def __post_init__(self) -> None:
+        _check_choice("frame", self.frame, get_args(Frame))
+        _check_choice("offsets", self.offsets, get_args(Offsets))
+        if not isinstance(self.see_markers, bool):
+            raise ConfigurationError(f"see_markers={self.see_markers!r}: True or False")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], base: SpanOptions | None = None) -> SpanOptions:
+        """`base` (default: the defaults) with `values` laid over it; unknown keys are refused."""
+        _check_keys(cls, values)
+        return replace(base or cls(), **values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanConfig:
+    """What is fixed for the life of an engine.
+
+    Args:
+        ssep: token id that starts a span when it is the first token of a block.
+        pdep: token id that starts a dependent segment.
+        pad: token id that fills a segment up to a block boundary.
+        block_size: tokens in one KV cache block.
+        key_encoding: how keys are cached: rotated by their local position ("span_local") or
+            without rotation ("unrotated").
+        options: what requests get that choose nothing.
+    """
+
+    ssep: int
+    pdep: int
+    pad: int
+    block_size: int
+    key_encoding: KeyEncoding = "span_local"
+    options: SpanOptions = SpanOptions()
+
+    def __post_init__(self) -> None:
+        _check_choice("key_encoding", self.key_encoding, get_args(KeyEncoding))
+        ids = (self.ssep, self.pdep, self.pad)
+        if len(set(ids)) != 3 or min(ids) < 0:
+            raise ConfigurationError(f"ssep, pdep and pad must be three token ids, not {ids}")
+        if self.block_size < 1:
+            raise ConfigurationError(f"block_size={self.block_size}: at least 1")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SpanConfig:
+        """The inverse of `to_dict`; unknown keys are refused."""
+        _check_keys(cls, values)
+        values = dict(values)
+        if isinstance(values.get("options"), Mapping):
+            values["options"] = SpanOptions.from_dict(values["options"])
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigurationError(f"additional_config[{CONFIG_KEY!r}]: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueSettings:
+    """What a technique's name stands for; every field can be overridden by itself.
+
+    Args:
+        spans: False lays documents out as ordinary text (exact attention).
+        frame: see `SpanOptions`.
+        primer: passages that look like documents, put at the end of the prefix.
+        late: how many of the best-ranked documents go last, into the dependent segment.
+    """
+
+    spans: bool
+    frame: Frame
+    primer: Literal["auto"] | tuple[str, ...] | None
+    late: int
+
+
+_TECHNIQUES: dict[str, TechniqueSettings] = {
+    "primed": TechniqueSettings(spans=True, frame="prefix", primer="auto", late=1),
+    "block_attention": TechniqueSettings(spans=True, frame="none", primer=None, late=0),
+    "full": TechniqueSettings(spans=False, frame="none", primer=None, late=0),
+}
+
+
+def resolve_technique(technique: str, **overrides: Any) -> TechniqueSettings:
+    """Settings of a technique, with the overrides that are not None laid over them.
+
+    `primer` may be "auto", a passage, a sequence of passages, or False for none.
+
+    Raises:
+        ConfigurationError: unknown technique or value.
+    """
+    _check_choice("technique", technique, tuple(_TECHNIQUES))
+    given = {key: value for key, value in overrides.items() if value is not None}
+    if "primer" in given:
+        given["primer"] = _as_primer(given["primer"])
+    settings = replace(_TECHNIQUES[technique], **given)
+    _check_choice("frame", settings.frame, get_args(Frame))
+    if not isinstance(settings.late, int) or isinstance(settings.late, bool) or settings.late < 0:
+        raise ConfigurationError(f"late={settings.late!r}: a whole number from 0")
+    return settings
+
+
+def _as_primer(primer: Any) -> Literal["auto"] | tuple[str, ...] | None:
+    if primer is False:
+        return None
+    if primer == "auto" or primer is True:
+        return "auto"
+    passages = (primer,) if isinstance(primer, str) else tuple(primer)
+    if not all(isinstance(passage, str) for passage in passages):
+        raise ConfigurationError(
+            f"primer={primer!r}: 'auto', False, a passage, or a sequence of passages"
+        )
+    return passages or None
+
+
+def _check_keys(cls: type, values: Mapping[str, Any]) -> None:
+    known = {field.name for field in fields(cls)}
+    if unknown := sorted(set(values) - known):
+        raise ConfigurationError(
+            f"Unknown {CONFIG_KEY} option {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+        )

@@ -1,0 +1,114 @@
+"""Block hashes of prompts with spans (design: docs/architecture.md, "Hashing").
+
+    root   = H("minipic", domain, cache_salt)
+    prefix : the hashes that vLLM itself gives
+    span   : first block H(root, x, "span"); behind the prefix: H(h of the prefix's last block, x)
+             inside: H(h_{i-1}, x_i)
+    dependent: first block H(g, x, "dep"), g a digest of everything in front of it
+             inside: H(h_{i-1}, x_i); generated tokens continue it
+
+g costs O(1) a segment: the hash of a segment's last block fixes all of the segment's tokens, so
+that g' = H(g, h_last) fixes the whole prompt up to there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minipic_backend.config import SpanConfig
+from minipic_backend.segments import SegmentKind, SegmentTable
+
+__all__ = ["HASH_VERSION", "SpanHashChain"]
+
+HASH_VERSION = 1
+
+ExtraKeys = tuple[Any, ...] | None
+
+
+class SpanHashChain:
+    """Hashes of one request's blocks, extended as tokens are generated.
+
+    Args:
+        table: the prompt's segments.
+        config: block size and key encoding.
+        hash_function: vLLM's hash of a picklable object.
+        none_hash: what vLLM gives as the parent of a first block.
+        cache_salt: the request's salt, or None.
+        extra_keys: extra keys of the block [start, end) as vLLM would give them (LoRA, the salt
+            of block 0, …).
+    """
+
+    def __init__(
+        self,
+        table: SegmentTable,
+        config: SpanConfig,
+        hash_function: Callable[[Any], bytes],
+        none_hash: bytes,
+        cache_salt: str | None,
+        extra_keys: Callable[[int, int], ExtraKeys],
+    ) -> None:
+        self._table = table
+        self._config = config
+        self._hash = hash_function
+        self._none_hash = none_hash
+        self._extra_keys = extra_keys
+        options = table.options
+        encoding = (HASH_VERSION, config.key_encoding)
+        self._span_root = self._hash(("minipic", "span", encoding, cache_salt))
+        self._dependent_domain = self._hash(
+            ("minipic", "dep", encoding, options.offsets, options.see_markers, cache_salt)
+        )
+        self._segment_index = 0
+        self._digest = none_hash  # g: everything before the current segment
+        self._parent = none_hash  # h of the block before, inside the current segment
+
+    def extend(self, hashes: Sequence[bytes], token_ids: Sequence[int]) -> list[bytes]:
+        """Hashes of the full blocks of `token_ids` behind those already in `hashes`.
+
+        Args:
+            hashes: what earlier calls returned, in order.
+            token_ids: prompt and generated tokens so far.
+        """
+        size = self._config.block_size
+        segments = self._table.segments
+        new: list[bytes] = []
+        for start in range(len(hashes) * size, len(token_ids) - size + 1, size):
+            if start == 0:
+                self._begin(0)
+            elif (
+                self._segment_index + 1 < len(segments)
+                and start == segments[self._segment_index + 1].start
+            ):
+                self._advance_digest()
+                self._begin(self._segment_index + 1)
+            elif start == self._table.num_prompt_tokens and segments[-1].kind is SegmentKind.SPAN:
+                # Generated tokens behind a lone span: never part of the span's chain.
+                self._advance_digest()
+                self._parent = self._dependent_parent()
+            block = tuple(token_ids[start : start + size])
+            self._parent = self._hash((self._parent, block, self._extra_keys(start, start + size)))
+            new.append(self._parent)
+        return new
+
+    def _begin(self, index: int) -> None:
+        """Sets the parent of the first block of segment `index`."""
+        self._segment_index = index
+        kind = self._table.segments[index].kind
+        if kind is SegmentKind.PREFIX:
+            self._parent = self._none_hash
+        elif kind is SegmentKind.DEPENDENT:
+            self._parent = self._dependent_parent()
+        elif self._table.num_frame_tokens:
+            self._parent = self._frame_hash
+        else:
+            self._parent = self._span_root
+
+    def _advance_digest(self) -> None:
+        """Takes the segment that just ended into g."""
+        if self._segment_index == 0:
+            self._frame_hash = self._parent
+        self._digest = self._hash((self._digest, self._parent))
+
+    def _dependent_parent(self) -> bytes:
+        return self._hash((self._dependent_domain, self._digest))

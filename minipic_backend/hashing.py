@@ -35,8 +35,6 @@ class SpanHashChain:
         hash_function: vLLM's hash of a picklable object.
         none_hash: what vLLM gives as the parent of a first block.
         cache_salt: the request's salt, or None.
-        extra_keys: extra keys of the block [start, end) as vLLM would give them (LoRA, the salt
-            of block 0, …).
     """
 
     def __init__(
@@ -46,13 +44,11 @@ class SpanHashChain:
         hash_function: Callable[[Any], bytes],
         none_hash: bytes,
         cache_salt: str | None,
-        extra_keys: Callable[[int, int], ExtraKeys],
     ) -> None:
         self._table = table
         self._config = config
         self._hash = hash_function
         self._none_hash = none_hash
-        self._extra_keys = extra_keys
         options = table.options
         encoding = (HASH_VERSION, config.key_encoding)
         self._span_root = self._hash(("minipic", "span", encoding, cache_salt))
@@ -61,17 +57,27 @@ class SpanHashChain:
         )
         self._segment_index = 0
         self._digest = none_hash  # g: everything before the current segment
+        self._frame_hash = none_hash  # h of the prefix's last block
         self._parent = none_hash  # h of the block before, inside the current segment
 
-    def extend(self, hashes: Sequence[bytes], token_ids: Sequence[int]) -> list[bytes]:
+    def extend(
+        self,
+        hashes: Sequence[bytes],
+        token_ids: Sequence[int],
+        extra_keys: Callable[[int, int], ExtraKeys],
+    ) -> list[bytes]:
         """Hashes of the full blocks of `token_ids` behind those already in `hashes`.
 
         Args:
             hashes: what earlier calls returned, in order.
             token_ids: prompt and generated tokens so far.
+            extra_keys: extra keys of the block [start, end) as vLLM would give them (LoRA, the
+                salt of block 0, …).
         """
         size = self._config.block_size
         segments = self._table.segments
+        num_prompt_tokens = self._table.num_prompt_tokens
+        lone_span = segments[-1].kind is SegmentKind.SPAN
         new: list[bytes] = []
         for start in range(len(hashes) * size, len(token_ids) - size + 1, size):
             if start == 0:
@@ -82,12 +88,12 @@ class SpanHashChain:
             ):
                 self._advance_digest()
                 self._begin(self._segment_index + 1)
-            elif start == self._table.num_prompt_tokens and segments[-1].kind is SegmentKind.SPAN:
-                # Generated tokens behind a lone span: never part of the span's chain.
+            if lone_span and start <= num_prompt_tokens < start + size:
+                # A block that holds generated tokens is never part of the span's chain.
                 self._advance_digest()
                 self._parent = self._dependent_parent()
             block = tuple(token_ids[start : start + size])
-            self._parent = self._hash((self._parent, block, self._extra_keys(start, start + size)))
+            self._parent = self._hash((self._parent, block, extra_keys(start, start + size)))
             new.append(self._parent)
         return new
 

@@ -1,0 +1,1 @@
+"""Attention over spans. Nothing here knows vLLM."""

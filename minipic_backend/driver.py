@@ -1,0 +1,389 @@
+"""Owns one vLLM engine and the only thread that talks to it.
+
+Callers on any thread or event loop hand over requests; the thread steps the engine while there
+is work and sleeps otherwise. Nothing here knows spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from minipic_backend.errors import (
+    EngineClosedError,
+    EngineError,
+    EngineStartError,
+    MiniPICError,
+    PromptError,
+    RequestAbortedError,
+)
+
+__all__ = ["Delta", "EngineDriver", "Handle"]
+
+_T = TypeVar("_T")
+_start_lock = threading.Lock()
+_live_inline: set[int] = set()
+"""Engines of this process that share torch's process groups; the last to go tears them down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One step's news of a request; `finished` closes it."""
+
+    outputs: Sequence[Any]
+    finished: bool
+    num_cached_tokens: int | None
+    num_cache_creation_tokens: int | None
+    at: float
+
+
+class Handle:
+    """A request under way: iterate it from a thread or, with `async for`, from an event loop.
+
+    Leaving either loop early aborts the request.
+    """
+
+    def __init__(self, driver: EngineDriver, request_id: str) -> None:
+        self.request_id = request_id
+        self.submitted_at = time.perf_counter()
+        self._driver = driver
+        self._engine_id: str | None = None
+        self._items: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wakeup: asyncio.Event | None = None
+        self._done = False
+
+    def put(self, item: Delta | BaseException) -> None:
+        """Called on the engine's thread."""
+        if self._done:
+            return
+        self._done = isinstance(item, BaseException) or item.finished
+        self._items.put(item)
+        loop, wakeup = self._loop, self._wakeup
+        if loop is not None and wakeup is not None:
+            # A loop that was closed meanwhile has nobody left to wake.
+            try:
+                loop.call_soon_threadsafe(wakeup.set)
+            except RuntimeError:
+                self._driver.abort(self.request_id)
+
+    def __iter__(self) -> Any:
+        try:
+            while True:
+                item = self._items.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if item.finished:
+                    return
+        finally:
+            self._leave()
+
+    async def __aiter__(self) -> Any:
+        self._wakeup = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    item = self._items.get_nowait()
+                except queue.Empty:
+                    self._wakeup.clear()
+                    if self._items.empty():
+                        await self._wakeup.wait()
+                    continue
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if item.finished:
+                    return
+        finally:
+            self._loop = None
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._done:
+            self._driver.abort(self.request_id)
+
+
+class EngineDriver:
+    """A vLLM engine behind a thread.
+
+    Args:
+        engine_args: keyword arguments of vLLM's `EngineArgs`.
+        separate_process: run the engine core in a process of its own. The script then needs
+            `if __name__ == "__main__":`, since Python starts that process by importing it.
+
+    Raises:
+        EngineStartError: vLLM did not start; the cause is chained.
+    """
+
+    def __init__(self, engine_args: Mapping[str, Any], *, separate_process: bool = False) -> None:
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._handles: dict[str, Handle] = {}
+        self._engine_ids: dict[str, str] = {}
+        self._ids = itertools.count()
+        self._closing = False
+        self._close_lock = threading.Lock()
+        self._separate_process = separate_process
+        self._llm: Any = None
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(dict(engine_args), started),
+            name="minipic-engine",
+            daemon=True,
+        )
+        self._thread.start()
+        started.result()
+
+    # ---- any thread -------------------------------------------------------------------------
+
+    @property
+    def llm(self) -> Any:
+        """vLLM's `LLMEngine`; only for reading, or inside `call`."""
+        return self._llm
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
+    def submit(
+        self,
+        token_ids: Sequence[int],
+        sampling_params: Any,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+    ) -> Handle:
+        """Queues one prompt of token ids; never blocks.
+
+        Raises:
+            EngineClosedError: the engine was closed.
+            PromptError: `request_id` is already in use.
+        """
+        handle = Handle(self, request_id or f"minipic-{next(self._ids)}")
+        prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
+        if cache_salt is not None:
+            prompt["cache_salt"] = cache_salt
+
+        def add() -> None:
+            if handle.request_id in self._handles:
+                handle.put(PromptError(f"request_id {handle.request_id!r} is already in use"))
+                return
+            try:
+                (engine_input,) = self._llm.renderer.render_cmpl([prompt])
+                self._handles[handle.request_id] = handle
+                self._engine_ids[handle.request_id] = self._llm.add_request(
+                    handle.request_id, engine_input, sampling_params, priority=priority
+                )
+            except Exception as error:
+                self._handles.pop(handle.request_id, None)
+                handle.put(_as_ours(error))
+
+        self._send(add)
+        return handle
+
+    def abort(self, request_id: str) -> None:
+        """Aborts a request; unknown and finished ones are ignored."""
+
+        def do() -> None:
+            handle = self._forget(request_id)
+            if handle is not None:
+                handle.put(RequestAbortedError(f"Request {request_id!r} was aborted"))
+
+        if not self._closing:
+            self._commands.put(do)
+
+    def call(self, function: Callable[[Any], _T]) -> _T:
+        """Runs `function(llm)` on the engine's thread, between steps, and returns its value."""
+        future: Future[_T] = Future()
+
+        def do() -> None:
+            try:
+                future.set_result(function(self._llm))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._send(do)
+        return future.result()
+
+    def close(self) -> None:
+        """Stops the engine and frees its memory; requests under way fail. Safe to call twice."""
+        with self._close_lock:
+            if not self._closing:
+                self._closing = True
+                self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _send(self, command: Callable[[], None]) -> None:
+        with self._close_lock:
+            if self._closing:
+                raise EngineClosedError("The engine is closed")
+            self._commands.put(command)
+
+    # ---- the engine's thread ----------------------------------------------------------------
+
+    def _run(self, engine_args: dict[str, Any], started: Future[None]) -> None:
+        try:
+            self._llm = _start(engine_args, separate_process=self._separate_process)
+        except BaseException as error:
+            self._closing = True
+            started.set_exception(_start_error(error))
+            return
+        if not self._separate_process:
+            _live_inline.add(id(self))
+        started.set_result(None)
+        try:
+            while self._take_commands():
+                if self._handles:
+                    self._step()
+        except BaseException as error:
+            self._fail(EngineError(f"The engine stopped: {error}"), cause=error)
+        finally:
+            with self._close_lock:
+                self._closing = True
+            self._fail(EngineClosedError("The engine was closed before the request finished"))
+            self._stop()
+
+    def _take_commands(self) -> bool:
+        """Runs what callers asked for; waits for something to do. False once closed."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._handles)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+
+    def _step(self) -> None:
+        for output in self._llm.step():
+            handle = self._handles.get(output.request_id)
+            if handle is None:
+                continue
+            if output.finished:
+                self._handles.pop(output.request_id)
+                self._engine_ids.pop(output.request_id, None)
+            handle.put(
+                Delta(
+                    output.outputs,
+                    output.finished,
+                    output.num_cached_tokens,
+                    getattr(output, "num_cache_creation_tokens", None),
+                    time.perf_counter(),
+                )
+            )
+
+    def _forget(self, request_id: str) -> Handle | None:
+        handle = self._handles.pop(request_id, None)
+        engine_id = self._engine_ids.pop(request_id, None)
+        if handle is not None and engine_id is not None:
+            self._llm.abort_request([engine_id], internal=True)
+        return handle
+
+    def _fail(self, error: BaseException, cause: BaseException | None = None) -> None:
+        error.__cause__ = cause
+        for request_id in list(self._handles):
+            try:
+                handle = self._forget(request_id)
+            except Exception:  # the engine is broken already; its callers must still hear of it
+                continue
+            if handle is not None:
+                handle.put(error)
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None:
+                command()
+
+    def _stop(self) -> None:
+        llm, self._llm = self._llm, None
+        client = llm.engine_core
+        if self._separate_process:
+            client.shutdown()
+            return
+        # As EngineCore.shutdown, but the process groups stay while another engine lives.
+        client._finalizer.detach()
+        core = client.engine_core
+        core.structured_output_manager.clear_backend()
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+        gc.unfreeze()
+        _live_inline.discard(id(self))
+        if not _live_inline:
+            from vllm.distributed import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
+        del llm, client, core
+        gc.collect()
+
+
+def _start(engine_args: dict[str, Any], *, separate_process: bool) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor import Executor
+
+    # One at a time: vLLM's CPU platform reads the mode from the environment.
+    with _start_lock, _environment("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(separate_process))):
+        config = EngineArgs(**engine_args).create_engine_config()
+        return LLMEngine(
+            vllm_config=config,
+            executor_class=Executor.get_class(config),
+            log_stats=False,
+            multiprocess_mode=separate_process,
+        )
+
+
+class _environment:
+    def __init__(self, name: str, value: str) -> None:
+        self._name, self._value = name, value
+
+    def __enter__(self) -> None:
+        self._before = os.environ.get(self._name)
+        os.environ[self._name] = self._value
+
+    def __exit__(self, *exc: object) -> None:
+        if self._before is None:
+            del os.environ[self._name]
+        else:
+            os.environ[self._name] = self._before
+
+
+def _start_error(error: BaseException) -> BaseException:
+    for cause in _chain(error):
+        if isinstance(cause, MiniPICError):
+            return cause
+    if not isinstance(error, Exception):
+        return error
+    wrapped = EngineStartError(f"vLLM did not start: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _as_ours(error: Exception) -> Exception:
+    """vLLM refuses a request with ValueError or TypeError; ours stay what they are."""
+    if isinstance(error, MiniPICError):
+        return error
+    ours: MiniPICError
+    if isinstance(error, ValueError | TypeError):
+        ours = PromptError(str(error))
+    else:
+        ours = EngineError(f"vLLM failed to take the request: {error}")
+    ours.__cause__ = error
+    return ours
+
+
+def _chain(error: BaseException | None) -> Any:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

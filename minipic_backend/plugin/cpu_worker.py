@@ -51,7 +51,7 @@ class SpanCPUModelRunner(CPUModelRunner):
         self.span_batch: BatchSegments | None = None
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        with seams.cpu_attention_backend(_BACKEND):
+        with seams.attention_backend("CPU_ATTN", _BACKEND):
             super().load_model(load_dummy_weights)
         name = self.model_config.model
         tables = find_rotary(self.model, name, self.model_config.max_model_len)

@@ -6,6 +6,7 @@ leaves in `additional_config` reaches every other process.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig
@@ -18,8 +19,26 @@ __all__ = ["DEFAULT_BLOCK_SIZE", "check_config", "enable_spans", "span_config"]
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 """vLLM's own default on a CPU is 128, most of which a short document would leave as pads."""
 
-_CPU_SCHEDULER = "minipic_backend.plugin.scheduler.SpanScheduler"
-_CPU_WORKER = "minipic_backend.plugin.cpu_worker.SpanCPUWorker"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Classes of ours that vLLM is told to use."""
+
+    scheduler: str
+    worker: str
+
+
+_PARTS = {
+    "cpu": _Parts(
+        "minipic_backend.plugin.scheduler.SpanScheduler",
+        "minipic_backend.plugin.cpu_worker.SpanCPUWorker",
+    ),
+    "cuda": _Parts(
+        "minipic_backend.plugin.scheduler.AsyncSpanScheduler",
+        "minipic_backend.plugin.cuda_worker.SpanCudaWorker",
+    ),
+}
 
 
 def enable_spans(engine_args: Any) -> None:
@@ -29,15 +48,13 @@ def enable_spans(engine_args: Any) -> None:
         ConfigurationError: an unknown option, or one of vLLM's that excludes spans.
         MarkerError: the tokenizer has no tokens left for markers.
     """
-    from vllm.platforms import current_platform
-
     seams.check_vllm_version()
-    if not current_platform.is_cpu():
-        raise ConfigurationError("This version of MiniPIC runs spans on vLLM's CPU platform only")
+    platform = _platform()
+    parts = _PARTS[platform]
     given = dict(engine_args.additional_config[CONFIG_KEY] or {})
     markers = given.pop("markers", None)
     if engine_args.block_size is None:
-        engine_args.block_size = DEFAULT_BLOCK_SIZE["cpu"]
+        engine_args.block_size = DEFAULT_BLOCK_SIZE[platform]
     if not {"ssep", "pdep", "pad"} <= set(given):
         chosen = choose_markers(_tokenizer(engine_args), configured=markers)
         given |= {"ssep": chosen.ssep, "pdep": chosen.pdep, "pad": chosen.pad}
@@ -50,10 +67,12 @@ def enable_spans(engine_args: Any) -> None:
     if engine_args.enable_prefix_caching is False:
         raise ConfigurationError("Spans need prefix caching; do not switch it off")
     engine_args.enable_prefix_caching = True
-    for name, path in (("scheduler_cls", _CPU_SCHEDULER), ("worker_cls", _CPU_WORKER)):
+    for name, path in (("scheduler_cls", parts.scheduler), ("worker_cls", parts.worker)):
         if getattr(engine_args, name) not in (None, "auto", path):
             raise ConfigurationError(f"Spans need a {name} of their own; do not set it")
         setattr(engine_args, name, path)
+    if platform == "cuda":
+        _ask_for_flash_attention(engine_args)
     engine_args.additional_config = {
         **engine_args.additional_config,
         CONFIG_KEY: config.to_dict(),
@@ -84,9 +103,10 @@ def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanCo
     """
     seams.check_vllm_version()
     config = span_config(vllm_config)
-    if vllm_config.scheduler_config.scheduler_cls != _CPU_SCHEDULER:
+    parts = _PARTS[_platform()]
+    if vllm_config.scheduler_config.scheduler_cls != parts.scheduler:
         raise ConfigurationError("The span scheduler is not in place")
-    if vllm_config.parallel_config.worker_cls != _CPU_WORKER:
+    if vllm_config.parallel_config.worker_cls != parts.worker:
         raise ConfigurationError("The span worker is not in place")
     cache = vllm_config.cache_config
     if not cache.enable_prefix_caching:
@@ -102,6 +122,8 @@ def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanCo
         (vllm_config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallel"),
         (cache.kv_sharing_fast_prefill, "kv_sharing_fast_prefill"),
         (cache.cache_dtype not in ("auto", "bfloat16", "float16"), f"a {cache.cache_dtype} KV cache"),
+        (vllm_config.parallel_config.use_ubatching, "dual-batch overlap"),
+        (_has_mixed_full_graphs(vllm_config), "FULL CUDA graphs of mixed batches"),
     ):
         if wrong:
             raise ConfigurationError(f"Spans do not work with {what} yet; switch it off")
@@ -117,6 +139,34 @@ def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanCo
     if kv_cache_config is not None:
         _check_kv_cache(model.model, kv_cache_config)
     return config
+
+
+def _platform() -> str:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return "cpu"
+    if current_platform.is_cuda():
+        return "cuda"
+    raise ConfigurationError(
+        f"Spans run on vLLM's CPU and CUDA platforms, not on {current_platform.device_type}"
+    )
+
+
+def _ask_for_flash_attention(engine_args: Any) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    wanted = AttentionBackendEnum.FLASH_ATTN
+    if engine_args.attention_backend not in (None, wanted, wanted.name):
+        raise ConfigurationError(
+            f"Spans work on vLLM's FLASH_ATTN backend, not on {engine_args.attention_backend}"
+        )
+    engine_args.attention_backend = wanted
+
+
+def _has_mixed_full_graphs(vllm_config: Any) -> bool:
+    mode = vllm_config.compilation_config.cudagraph_mode
+    return mode is not None and mode.mixed_mode().name == "FULL"
 
 
 def _check_kv_cache(model: str, kv_cache_config: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
@@ -13,11 +14,11 @@ from minipic_backend.plugin import seams
 from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.hasher import SpanBlockHasher
 
-__all__ = ["SpanScheduler"]
+__all__ = ["AsyncSpanScheduler", "SpanScheduler"]
 
 
-class SpanScheduler(Scheduler):
-    """vLLM's scheduler, with span-aware hashes for its requests."""
+class _SpanScheduling(Scheduler):
+    """Span-aware hashes for a scheduler's requests."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -28,6 +29,9 @@ class SpanScheduler(Scheduler):
     def add_request(self, request: Request) -> None:
         if self.span_hasher is None or request._block_hasher is not self.span_hasher:
             raise ConfigurationError("The span block hasher is not in place")
+        if request.resumable and request.minipic_chain:  # type: ignore[attr-defined]
+            # Its prompt would grow behind the segments that were read. Never scheduled.
+            request.abort_immediately = True
         super().add_request(request)
 
     def probe_cached_blocks(
@@ -52,3 +56,11 @@ class SpanScheduler(Scheduler):
     def _make_hasher(self, stock: Any, block_size: int, hash_function: Any) -> SpanBlockHasher:
         self.span_hasher = SpanBlockHasher(self.span_config, stock, block_size, hash_function)
         return self.span_hasher
+
+
+class SpanScheduler(_SpanScheduling):
+    """For platforms that schedule one step at a time (CPU)."""
+
+
+class AsyncSpanScheduler(_SpanScheduling, AsyncScheduler):
+    """For platforms that schedule ahead (CUDA): vLLM requires a subclass of its own class."""

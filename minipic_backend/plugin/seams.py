@@ -78,16 +78,21 @@ def replace_next_block_hasher(make: Callable[..., Any]) -> None:
 
 
 @contextmanager
-def cpu_attention_backend(class_path: str) -> Iterator[None]:
-    """Attention layers built inside this context on a CPU use `class_path`.
+def attention_backend(member_name: str, class_path: str) -> Iterator[None]:
+    """Attention layers built inside this context use `class_path` where vLLM picks a backend.
 
-    The CPU platform always picks `CPU_ATTN`, so that member is overridden, for the time a model
-    is built, and vLLM's cache of the choice is dropped before and after.
+    vLLM's registry allows overriding a member (the CPU platform always picks `CPU_ATTN`; a CUSTOM
+    backend on CUDA would lose what vLLM does for `FLASH_ATTN` by name). The override lasts while a
+    model is built, and vLLM's cache of the choice is dropped before and after.
+
+    Args:
+        member_name: of `AttentionBackendEnum`.
+        class_path: dotted path of our subclass.
     """
     from vllm.v1.attention import selector
     from vllm.v1.attention.backends import registry
 
-    member = registry.AttentionBackendEnum.CPU_ATTN
+    member = registry.AttentionBackendEnum[member_name]
     overridden = registry._ATTN_OVERRIDES.get(member)
     registry.register_backend(member, class_path)
     selector._cached_get_attn_backend.cache_clear()

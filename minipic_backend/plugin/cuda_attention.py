@@ -1,0 +1,250 @@
+"""The attention backend on CUDA.
+
+A batch without spans is vLLM's FlashAttention, untouched: its metadata is vLLM's own. In a batch
+with spans, context runs (ordinary requests, prefixes, spans behind their frame) go through the
+same FlashAttention as sequences of a batch that vLLM never saw, and dependent runs through the
+kernels of `minipic_backend.attention`. In a FULL CUDA graph, one kernel serves every row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadata,
+    FlashAttentionMetadataBuilder,
+)
+
+from minipic_backend.attention.dispatch import SpanWork, plan_dependent, run_dependent
+from minipic_backend.attention.rotary import Rotary
+from minipic_backend.attention.rows import QueryRows, Run
+from minipic_backend.plugin.cuda_graphs import GraphRows
+from minipic_backend.plugin.cuda_state import SpanBatch
+from minipic_backend.plugin.enable import span_config
+from minipic_backend.segments import SegmentKind
+
+__all__ = ["SpanFlashBackend", "SpanFlashImpl", "SpanFlashMetadataBuilder"]
+
+
+@dataclass
+class SpanFlashMetadata(FlashAttentionMetadata):
+    """vLLM's metadata, over the context runs only, and the work on the others.
+
+    Args:
+        context_queries: indices of the context runs' queries in the batch, int64; None: all.
+        work: of the runs that FlashAttention does not serve; None: there are none.
+    """
+
+    context_queries: torch.Tensor | None = None
+    work: SpanWork | None = None
+
+
+class SpanFlashBackend(FlashAttentionBackend):
+    @staticmethod
+    def get_impl_cls() -> type[SpanFlashImpl]:
+        return SpanFlashImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[SpanFlashMetadataBuilder]:
+        return SpanFlashMetadataBuilder
+
+
+class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
+    """Builds vLLM's metadata, and ours from the `SpanBatch` that the model state hands over.
+
+    `graph_rows` is set by the runner while it captures the graphs of batches with spans.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.span_config = span_config(self.vllm_config)
+        self.is_unrotated = self.span_config.key_encoding == "unrotated"
+        self.graph_rows: GraphRows | None = None
+        self.captures_spans = False
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+        spans: SpanBatch | None = None,
+    ) -> FlashAttentionMetadata:
+        common = common_attn_metadata
+        if spans is None and not self.captures_spans:
+            return super().build(common_prefix_len, common, fast_build)
+        if self.captures_spans or (spans is not None and spans.for_graph):
+            assert self.graph_rows is not None
+            metadata = _widen(super().build(0, common, fast_build))
+            metadata.context_queries = _nothing(self.device)
+            metadata.work = self.graph_rows.work(common, spans)
+            return metadata
+        assert spans is not None
+        return self._build_mixed(common, spans, fast_build)
+
+    def _build_mixed(
+        self, common: CommonAttentionMetadata, spans: SpanBatch, fast_build: bool
+    ) -> SpanFlashMetadata:
+        context: list[tuple[int, int, Run]] = []  # request, first query, run
+        gathered: list[tuple[int, int, Run]] = []
+        for request, runs in enumerate(spans.runs):
+            query = int(spans.query_start[request])
+            for run in runs:
+                is_context = run.kind is not SegmentKind.DEPENDENT and not self.is_unrotated
+                (context if is_context else gathered).append((request, query, run))
+                query += run.num_tokens
+        if context:
+            metadata = _widen(super().build(0, self._context_batch(common, context), fast_build))
+        else:
+            metadata = _widen(super().build(0, common, fast_build))
+        if gathered:
+            metadata.work = plan_dependent(
+                _rows(common, gathered),
+                [run.seen for _, _, run in gathered],
+                self.device,
+                unrotated=self.is_unrotated,
+                num_heads=self.num_heads_q,
+                num_kv_heads=self.num_heads_kv,
+                head_size=self.headdim,
+                block_size=self.block_size,
+            )
+            indices = [np.arange(q, q + run.num_tokens) for _, q, run in context]
+            metadata.context_queries = (
+                async_tensor_h2d(np.concatenate(indices), device=self.device, dtype=torch.int64)
+                if indices
+                else _nothing(self.device)
+            )
+        return metadata
+
+    def _context_batch(
+        self, common: CommonAttentionMetadata, context: list[tuple[int, int, Run]]
+    ) -> CommonAttentionMetadata:
+        """The context runs as a batch of ordinary sequences: frame blocks, then own blocks."""
+        size = self.block_size
+        num_keys = [run.num_frame_tokens + run.end - run.segment_start for _, _, run in context]
+        width = -(-max(num_keys) // size)
+        columns = np.zeros((len(context), width), dtype=np.int64)
+        for row, ((_, _, run), keys) in enumerate(zip(context, num_keys, strict=True)):
+            frame = run.num_frame_tokens // size
+            own = -(-keys // size) - frame
+            first = run.segment_start // size
+            columns[row, :frame] = np.arange(frame)
+            columns[row, frame : frame + own] = np.arange(first, first + own)
+        requests = np.array([[request] for request, _, _ in context], dtype=np.int64)
+        num_queries = np.array([run.num_tokens for _, _, run in context], dtype=np.int32)
+        start_loc = np.zeros(len(context) + 1, dtype=np.int32)
+        np.cumsum(num_queries, out=start_loc[1:])
+        seq_lens = torch.tensor(num_keys, dtype=torch.int32)
+        table = common.block_table_tensor[
+            async_tensor_h2d(requests, device=self.device),
+            async_tensor_h2d(columns, device=self.device),
+        ]
+        return common.replace(
+            query_start_loc=async_tensor_h2d(start_loc, device=self.device),
+            query_start_loc_cpu=torch.from_numpy(start_loc),
+            seq_lens=async_tensor_h2d(seq_lens, device=self.device),
+            seq_lens_cpu_upper_bound=seq_lens,
+            num_reqs=len(context),
+            num_actual_tokens=int(start_loc[-1]),
+            max_query_len=int(num_queries.max()),
+            max_seq_len=max(num_keys),
+            block_table_tensor=table,
+            is_prefilling=None,
+        )
+
+
+class SpanFlashImpl(FlashAttentionImpl):
+    """vLLM's FlashAttention, and our kernels where a query sees several segments.
+
+    `rotary` is set by the runner once the model is loaded.
+    """
+
+    rotary: Rotary | None = None
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: FlashAttentionMetadata,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        metadata = attn_metadata
+        if not isinstance(metadata, SpanFlashMetadata) or metadata.work is None:
+            return super().forward(
+                layer, query, key, value, kv_cache, metadata, output, output_scale,
+                output_block_scale,
+            )
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("fused output quantization with spans")
+        assert self.rotary is not None and metadata.context_queries is not None
+        if metadata.context_queries.numel():
+            out = torch.empty_like(output[: metadata.num_actual_tokens])
+            super().forward(
+                layer,
+                query.index_select(0, metadata.context_queries),
+                key,
+                value,
+                kv_cache,
+                metadata,
+                out,
+            )
+            output.index_copy_(0, metadata.context_queries, out)
+        # As FlashAttentionImpl splits it: [num_blocks, block_size, num_kv_heads, head_size] each.
+        key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        run_dependent(
+            metadata.work,
+            query,
+            key_cache,
+            value_cache,
+            self.rotary,
+            output,
+            scale=self.scale,
+            soft_cap=self.logits_soft_cap,
+            k_scale=layer._k_scale_float,
+            v_scale=layer._v_scale_float,
+        )
+        return output
+
+
+def _widen(metadata: FlashAttentionMetadata) -> SpanFlashMetadata:
+    own = {item.name: getattr(metadata, item.name) for item in fields(FlashAttentionMetadata)}
+    return SpanFlashMetadata(**own)
+
+
+def _nothing(device: torch.device) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.int64, device=device)
+
+
+def _rows(common: CommonAttentionMetadata, runs: list[tuple[int, int, Run]]) -> QueryRows:
+    """Rows of these runs, one each."""
+    device = common.block_table_tensor.device
+    values = np.array(
+        [
+            [query for _, query, _ in runs],
+            [query + run.num_tokens for _, query, run in runs],
+            [run.end for _, _, run in runs],
+            [request for request, _, _ in runs],
+        ],
+        dtype=np.int32,
+    )
+    query_start, query_end, seq_lens, requests = async_tensor_h2d(values, device=device).unbind(0)
+    lengths = [run.num_tokens for _, _, run in runs]
+    return QueryRows(
+        query_start,
+        query_end,
+        seq_lens,
+        common.block_table_tensor.index_select(0, requests),
+        max(lengths),
+        sum(lengths),
+    )

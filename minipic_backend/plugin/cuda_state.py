@@ -1,0 +1,163 @@
+"""What the GPU's model runner (V2) keeps of each request, and what it tells attention of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.model_states.interface import ModelSpecificAttnMetadata
+
+from minipic_backend.config import SpanConfig
+from minipic_backend.attention.rows import Run, split_runs
+from minipic_backend.errors import ConfigurationError
+from minipic_backend.plugin.hasher import request_segments
+from minipic_backend.segments import SegmentTable
+
+__all__ = ["SpanBatch", "SpanModelState"]
+
+
+@dataclass(frozen=True)
+class SpanBatch:
+    """A batch in which some request has spans.
+
+    Args:
+        runs: of each request in batch order, the runs of its scheduled tokens.
+        query_start: [num_reqs + 1], first query of each request in the batch.
+        for_graph: one query a request, to be replayed as a FULL CUDA graph.
+        key: equal for batches with equal `runs` apart from token indices; None: never equal.
+    """
+
+    runs: tuple[tuple[Run, ...], ...]
+    query_start: NDArray[np.int32]
+    for_graph: bool
+    key: tuple[Any, ...] | None
+
+
+class _SpanAttnMetadata(ModelSpecificAttnMetadata):
+    """Hands a `SpanBatch` to our metadata builder."""
+
+    def __init__(self, batch: SpanBatch) -> None:
+        self._batch = batch
+
+    def get_extra_attn_kwargs(self, attn_metadata_builder: Any, num_reqs: int) -> dict[str, Any]:
+        return {"spans": self._batch}
+
+
+class SpanModelState(DefaultModelState):
+    """vLLM's state of a decoder, with the segments of each request that has any."""
+
+    span_config: SpanConfig
+    span_tables: dict[str, SegmentTable]
+
+    @classmethod
+    def adopt(cls, state: Any, config: SpanConfig) -> SpanModelState:
+        """Takes over a state that vLLM built: which class it builds is the model's say."""
+        if type(state) is not DefaultModelState:
+            raise ConfigurationError(f"Spans do not work with vLLM's {type(state).__name__}")
+        state.__class__ = cls
+        state.span_config = config
+        state.span_tables = {}
+        state.row_shifts = torch.zeros(state.max_num_reqs, dtype=torch.int64, device=state.device)
+        state.row_shifts_key = None
+        return state  # type: ignore[no-any-return]
+
+    def add_request(self, req_index: int, new_req_data: Any) -> None:
+        super().add_request(req_index, new_req_data)
+        table = request_segments(new_req_data, self.span_config)
+        if table is not None:
+            self.span_tables[new_req_data.req_id] = table
+
+    def remove_request(self, req_id: str) -> None:
+        super().remove_request(req_id)
+        self.span_tables.pop(req_id, None)
+
+    def has_spans(self, req_ids: list[str]) -> bool:
+        """Whether any of these requests needs more than stock attention."""
+        if self.span_config.key_encoding == "unrotated":
+            return True
+        return bool(self.span_tables) and any(req_id in self.span_tables for req_id in req_ids)
+
+    def num_segments(self, req_ids: list[str]) -> int:
+        """Segments of a batch: what one row of each request may need, at most."""
+        tables = self.span_tables
+        return sum(len(tables[i].segments) + 1 if i in tables else 1 for i in req_ids)
+
+    def prepare_attn(
+        self,
+        input_batch: Any,
+        cudagraph_mode: Any,
+        block_tables: Any,
+        slot_mappings: Any,
+        attn_groups: Any,
+        kv_cache_config: Any,
+        for_capture: bool = False,
+        ubatch_idx: int = 0,
+        model_specific_attn_metadata: ModelSpecificAttnMetadata | None = None,
+    ) -> dict[str, Any]:
+        if not for_capture and self.has_spans(input_batch.req_ids):
+            batch = self._span_batch(input_batch, is_full=cudagraph_mode.name == "FULL")
+            model_specific_attn_metadata = _SpanAttnMetadata(batch)
+        return super().prepare_attn(
+            input_batch,
+            cudagraph_mode,
+            block_tables,
+            slot_mappings,
+            attn_groups,
+            kv_cache_config,
+            for_capture,
+            ubatch_idx,
+            model_specific_attn_metadata,
+        )
+
+    def _span_batch(self, input_batch: Any, *, is_full: bool) -> SpanBatch:
+        """Reads the batch, and overwrites its positions, from which the slots are taken by now."""
+        req_ids = input_batch.req_ids
+        tables = [self.span_tables.get(req_id) for req_id in req_ids]
+        starts = input_batch.num_computed_tokens_np.tolist()
+        counts = input_batch.num_scheduled_tokens.tolist()
+        key: tuple[Any, ...] | None = None
+        if is_full:
+            steady = all(
+                table is None or start >= table.last.start
+                for table, start in zip(tables, starts, strict=False)
+            )
+            key = (tuple(req_ids), input_batch.num_reqs_after_padding) if steady else None
+            self._shift_positions(input_batch, tables, starts, key)
+        else:
+            self._set_positions(input_batch, tables, starts, counts)
+        runs = tuple(
+            tuple(split_runs(table, start, start + count))
+            for table, start, count in zip(tables, starts, counts, strict=False)
+        )
+        query_start = input_batch.query_start_loc_np[: len(req_ids) + 1]
+        return SpanBatch(runs, query_start, is_full, key)
+
+    def _shift_positions(
+        self, input_batch: Any, tables: list[Any], starts: list[int], key: tuple[Any, ...] | None
+    ) -> None:
+        if key is None or key != self.row_shifts_key:
+            shifts = np.zeros(self.row_shifts.shape[0], dtype=np.int64)
+            for row, (table, start) in enumerate(zip(tables, starts, strict=False)):
+                if table is not None:
+                    shifts[row] = int(table.cached_positions(start, start + 1)[0]) - start
+            async_tensor_h2d(shifts, out=self.row_shifts)
+            self.row_shifts_key = key
+        num_reqs = input_batch.num_reqs
+        input_batch.positions[:num_reqs].add_(self.row_shifts[:num_reqs])
+
+    def _set_positions(
+        self, input_batch: Any, tables: list[Any], starts: list[int], counts: list[int]
+    ) -> None:
+        pieces = [
+            np.arange(start, start + count, dtype=np.int64)
+            if table is None
+            else table.cached_positions(start, start + count)
+            for table, start, count in zip(tables, starts, counts, strict=False)
+        ]
+        positions = np.concatenate(pieces)
+        async_tensor_h2d(positions, out=input_batch.positions[: positions.shape[0]])

@@ -1,0 +1,93 @@
+"""Worker and model runner on CUDA (vLLM's model runner V2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
+
+from minipic_backend.attention.rotary import Rotary
+from minipic_backend.errors import ConfigurationError
+from minipic_backend.plugin import seams
+from minipic_backend.plugin.cuda_attention import SpanFlashImpl, SpanFlashMetadataBuilder
+from minipic_backend.plugin.cuda_graphs import GraphRows, SpanCudaGraphManager
+from minipic_backend.plugin.cuda_state import SpanModelState
+from minipic_backend.plugin.enable import check_config
+from minipic_backend.plugin.rotary import find_rotary, skip_rotation
+
+__all__ = ["SpanCudaWorker", "SpanGPUModelRunner"]
+
+_BACKEND = "minipic_backend.plugin.cuda_attention.SpanFlashBackend"
+_MIN_GRAPH_SEGMENTS = 1 << 16
+"""Segments of one decode batch that graphs have room for; a batch with more runs without."""
+
+
+class SpanCudaWorker(Worker):
+    """vLLM's GPU worker with our model runner."""
+
+    def _make_model_runner(self) -> Any:
+        check_config(self.vllm_config)
+        if not self.use_v2_model_runner:
+            raise ConfigurationError("Spans need vLLM's model runner V2 on CUDA, its default")
+        return SpanGPUModelRunner(self.vllm_config, self.device)
+
+
+class SpanGPUModelRunner(GPUModelRunner):
+    """Puts our attention, state and graphs in place, and chooses the graphs of each step."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        self.span_config = check_config(self.vllm_config)
+        with seams.attention_backend("FLASH_ATTN", _BACKEND):
+            super().load_model(*args, **kwargs)
+        self.model_state = SpanModelState.adopt(self.model_state, self.span_config)
+        tables = find_rotary(self.model, self.model_config.model, self.model_config.max_model_len)
+        on_device: dict[int, Rotary] = {}
+        layers = self.compilation_config.static_forward_context
+        for name, table in tables.items():
+            impl = layers[name].impl
+            if not isinstance(impl, SpanFlashImpl):
+                raise ConfigurationError(f"The span attention is not in place in {name}")
+            if id(table) not in on_device:
+                on_device[id(table)] = Rotary(
+                    table.cos_sin.to(self.device), table.is_neox, table.mscale
+                )
+            impl.rotary = on_device[id(table)]
+        if self.span_config.key_encoding == "unrotated":
+            skip_rotation(self.model)
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().initialize_kv_cache(*args, **kwargs)
+        builders = [
+            builder
+            for groups in self.attn_groups
+            for group in groups
+            for builder in group.metadata_builders
+        ]
+        self.span_capacity = max(
+            _MIN_GRAPH_SEGMENTS, self.max_model_len // self.span_config.block_size + 1
+        )
+        for builder in builders:
+            if not isinstance(builder, SpanFlashMetadataBuilder):
+                raise ConfigurationError("The span metadata builder is not in place")
+            builder.graph_rows = GraphRows(
+                self.max_num_reqs,
+                self.span_capacity,
+                self.device,
+                num_heads=builder.num_heads_q,
+                num_kv_heads=builder.num_heads_kv,
+                head_size=builder.headdim,
+                block_size=builder.block_size,
+                unrotated=builder.is_unrotated,
+            )
+        self.cudagraph_manager = SpanCudaGraphManager.adopt(self.cudagraph_manager, builders)
+        return result
+
+    def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
+        state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
+        spans = state is not None and self.model_state.has_spans(state.req_ids)
+        if self.cudagraph_manager is not None:
+            self.cudagraph_manager.select(spans=spans)
+        if spans and self.model_state.num_segments(state.req_ids) > self.span_capacity:
+            uniform = None  # no FULL graph for this step
+        return state, uniform

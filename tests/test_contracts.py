@@ -1,0 +1,202 @@
+"""Every name of vLLM that `docs/contracts.md` lists is there, with the shape that we rely on."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+# Dotted name below `vllm.` → parameters that we pass or receive, in order; None: only that it is.
+CALLABLES: dict[str, list[str] | None] = {
+    "engine.arg_utils.EngineArgs.create_engine_config": ["self", "usage_context", "headless"],
+    "v1.engine.core.get_request_block_hasher": ["hash_block_size", "caching_hash_fn"],
+    "v1.attention.backends.registry.register_backend": ["backend", "class_path", "is_mamba"],
+    "v1.attention.selector._cached_get_attn_backend.cache_clear": None,
+    "v1.core.block_pool.BlockPool.get_cached_block": ["self", "block_hash", "kv_cache_group_ids"],
+    "v1.core.kv_cache_utils.generate_block_hash_extra_keys": [
+        "request", "start_token_idx", "end_token_idx", "start_mm_idx",
+    ],
+    "v1.core.sched.scheduler.Scheduler.add_request": ["self", "request"],
+    "v1.core.sched.async_scheduler.AsyncScheduler.__init__": None,
+    "v1.worker.cpu_worker.CPUWorker.init_device": ["self"],
+    "v1.worker.cpu_model_runner.CPUModelRunner.load_model": ["self", "load_dummy_weights"],
+    "v1.worker.gpu_model_runner.GPUModelRunner._prepare_inputs": [
+        "self", "scheduler_output", "num_scheduled_tokens",
+    ],
+    "v1.worker.gpu_model_runner.GPUModelRunner._build_attention_metadata": None,
+    "v1.worker.gpu_model_runner.GPUModelRunner._on_request_state_removed": [
+        "self", "req_id", "req_state",
+    ],
+    "v1.attention.backends.cpu_attn.CPUAttentionMetadataBuilder.build": [
+        "self", "common_prefix_len", "common_attn_metadata", "fast_build",
+    ],
+    "v1.attention.backends.cpu_attn.CPUAttentionBackendImpl.forward": [
+        "self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output",
+        "output_scale", "output_block_scale",
+    ],
+    "v1.attention.backends.cpu_attn.CPUAttentionBackendImpl.do_kv_cache_update": [
+        "self", "layer", "key", "value", "kv_cache", "slot_mapping",
+    ],
+    "_custom_ops.cpu_attention_with_kv_cache": None,
+    "v1.worker.gpu_worker.Worker._make_model_runner": ["self"],
+    "v1.worker.gpu.model_runner.GPUModelRunner.load_model": None,
+    "v1.worker.gpu.model_runner.GPUModelRunner.initialize_kv_cache": None,
+    "v1.worker.gpu.model_runner.GPUModelRunner.gather_batch_req_state": [
+        "self", "scheduler_output", "dummy_run",
+    ],
+    "v1.worker.gpu.model_states.default.DefaultModelState.add_request": [
+        "self", "req_index", "new_req_data",
+    ],
+    "v1.worker.gpu.model_states.default.DefaultModelState.remove_request": ["self", "req_id"],
+    "v1.worker.gpu.model_states.default.DefaultModelState.prepare_attn": [
+        "self", "input_batch", "cudagraph_mode", "block_tables", "slot_mappings", "attn_groups",
+        "kv_cache_config", "for_capture", "ubatch_idx", "model_specific_attn_metadata",
+    ],
+    "v1.worker.gpu.model_states.interface.ModelSpecificAttnMetadata.get_extra_attn_kwargs": [
+        "self", "attn_metadata_builder", "num_reqs",
+    ],
+    "v1.worker.gpu.cudagraph_utils.ModelCudaGraphManager.capture": None,
+    "v1.worker.gpu.cudagraph_utils.ModelCudaGraphManager.run_fullgraph": ["self", "desc"],
+    "v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder.build": [
+        "self", "common_prefix_len", "common_attn_metadata", "fast_build",
+    ],
+    "v1.attention.backends.flash_attn.FlashAttentionImpl.forward": [
+        "self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output",
+        "output_scale", "output_block_scale",
+    ],
+    "utils.torch_utils.async_tensor_h2d": ["data", "device", "dtype", "out"],
+    "v1.engine.llm_engine.LLMEngine.step": ["self"],
+    "v1.engine.llm_engine.LLMEngine.reset_prefix_cache": None,
+    "v1.engine.llm_engine.LLMEngine.abort_request": ["self", "request_ids", "internal"],
+    "renderers.base.BaseRenderer.render_cmpl": None,
+    "distributed.cleanup_dist_env_and_memory": None,
+    "exceptions.VLLMValidationError": None,
+}  # fmt: skip
+
+FIELDS: dict[str, set[str]] = {
+    "engine.arg_utils.EngineArgs": {
+        "additional_config", "block_size", "enable_prefix_caching", "scheduler_cls", "worker_cls",
+        "attention_backend", "tokenizer", "tokenizer_mode", "trust_remote_code",
+        "tokenizer_revision", "kv_cache_memory_bytes", "enforce_eager",
+    },
+    "v1.attention.backend.CommonAttentionMetadata": {
+        "query_start_loc", "query_start_loc_cpu", "seq_lens", "num_reqs", "num_actual_tokens",
+        "max_query_len", "max_seq_len", "block_table_tensor", "slot_mapping",
+        "seq_lens_cpu_upper_bound", "is_prefilling",
+    },
+    "v1.attention.backends.cpu_attn.CPUAttentionMetadata": {
+        "query_start_loc", "seq_lens", "block_table", "scheduler_metadata", "num_actual_tokens",
+    },
+    "v1.worker.gpu.input_batch.InputBatch": {
+        "req_ids", "num_reqs", "num_reqs_after_padding", "num_computed_tokens_np",
+        "num_scheduled_tokens", "query_start_loc_np", "positions",
+    },
+}  # fmt: skip
+
+SOURCE_HOLDS: dict[str, list[str]] = {
+    # The order that we count on: the scheduler first, then the hasher, by the module's own name.
+    "v1.engine.core.EngineCore.__init__": ["self.scheduler: ", "get_request_block_hasher("],
+    # Slots are taken from the positions, then positions may change.
+    "v1.worker.gpu_model_runner.GPUModelRunner._prepare_inputs": [
+        "self.positions[:total_num_scheduled_tokens] = (", "compute_slot_mapping(",
+    ],
+    "v1.worker.gpu.model_runner.GPUModelRunner.execute_model": [
+        "self.gather_batch_req_state(", "dispatch_cg_and_sync_dp(", "self.prepare_attn(input_batch)",
+        "self.model_state.prepare_attn(", "self.model_state.prepare_inputs(",
+    ],
+    "v1.attention.backends.flash_attn.FlashAttentionImpl.forward": [
+        "kv_cache.transpose(1, 2).split(self.head_size, dim=-1)",
+    ],
+    "v1.engine.core.EngineCore.shutdown": [
+        "self.structured_output_manager.clear_backend()", "self.model_executor.shutdown()",
+        "self.scheduler.shutdown()", "gc.unfreeze()", "cleanup_dist_env_and_memory()",
+    ],
+    "v1.request.Request.append_output_token_ids": ["self.update_block_hashes()"],
+}  # fmt: skip
+
+
+def resolve(name: str) -> Any:
+    """The object at `vllm.<name>`: the longest importable module, then attributes."""
+    parts = ["vllm", *name.split(".")]
+    for count in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_callable_is_there_with_its_parameters(name: str) -> None:
+    found = resolve(name)
+    assert callable(found)
+    expected = CALLABLES[name]
+    if expected is not None:
+        # The installed package is itself a plugin: look behind our own hook.
+        stock = getattr(found, "minipic_stock", found)
+        assert list(inspect.signature(stock).parameters) == expected
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_are_there(name: str) -> None:
+    found = resolve(name)
+    assert FIELDS[name] <= set(found.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", SOURCE_HOLDS)
+def test_steps_come_in_the_order_that_we_count_on(name: str) -> None:
+    source = inspect.getsource(resolve(name))
+    places = [source.find(step) for step in SOURCE_HOLDS[name]]
+    assert -1 not in places, SOURCE_HOLDS[name][places.index(-1)]
+    assert places == sorted(places)
+
+
+def test_another_minor_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.version
+
+    from minipic_backend.errors import ConfigurationError
+    from minipic_backend.plugin import seams
+
+    seams.check_vllm_version()
+    monkeypatch.setattr(vllm.version, "__version__", "0.33.0")
+    with pytest.raises(ConfigurationError, match=r"0\.33\.0"):
+        seams.check_vllm_version()
+
+
+def test_hasher_is_replaced_for_one_call_only() -> None:
+    from vllm.v1.engine import core
+
+    from minipic_backend.plugin import seams
+
+    stock = core.get_request_block_hasher
+    made = []
+    seams.replace_next_block_hasher(lambda *args: made.append(args) or "ours")
+    assert core.get_request_block_hasher(16, hash) == "ours"  # type: ignore[comparison-overlap]
+    assert core.get_request_block_hasher is stock
+    assert made[0][1:] == (16, hash)
+
+
+def test_backend_override_ends_with_its_context() -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from minipic_backend.plugin import seams
+
+    before = AttentionBackendEnum.CPU_ATTN.get_path()
+    with seams.attention_backend("CPU_ATTN", "minipic_backend.plugin.cpu_attention.SpanCPUBackend"):
+        assert AttentionBackendEnum.CPU_ATTN.get_path().endswith("SpanCPUBackend")
+    assert AttentionBackendEnum.CPU_ATTN.get_path() == before
+
+
+def test_every_listed_name_is_in_the_page_and_back() -> None:
+    from pathlib import Path
+
+    page = (Path(__file__).parent.parent / "docs" / "contracts.md").read_text(encoding="utf-8")
+    for name in ["SpanScheduler", "SpanCPUWorker", "SpanModelState", "SpanCudaGraphManager"]:
+        assert name in page

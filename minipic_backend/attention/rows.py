@@ -1,8 +1,12 @@
-"""Splits a batch's queries into rows that each see one run of keys.
+"""What a kernel is told: rows of queries, and the segments of the cache that each row sees.
 
-A *context row* is an ordinary causal sequence over its own blocks: an ordinary request, a chunk of
-a prefix, or a chunk of one span behind its frame (frame blocks, then span blocks). Stock kernels
-serve it. A *dependent row* sees everything in front of it, over several segments.
+A row is a run of consecutive tokens of one request that see the cache in the same way: tokens of
+one segment. All a kernel knows of spans is
+
+    row r sees token j of its request  iff  start[s] <= j < end[s] for one of its segments s,
+                                            and j <= the query
+
+so that frames, pads and markers are settled here, once, for every kernel.
 """
 
 from __future__ import annotations
@@ -10,109 +14,187 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minipic_backend.segments import SegmentKind, SegmentTable
+import numpy as np
+import torch
+from torch import Tensor
 
-__all__ = ["BatchRows", "ContextRow", "DependentRow", "split_batch"]
+from minipic_backend.segments import Segment, SegmentKind, SegmentTable
 
+__all__ = ["OPEN_END", "QueryRows", "RowSegments", "Run", "SeenSegment", "split_runs"]
 
-@dataclass(frozen=True, slots=True)
-class ContextRow:
-    """Queries [query_start, query_start + num_queries) of the batch: the last of `num_keys` keys.
-
-    Args:
-        request: index of the request in the batch.
-        query_start: index of the first query in the batch.
-        num_queries: queries of this row.
-        blocks: ranges [lo, hi) of the request's block table that hold the keys, in order.
-        num_keys: keys in those blocks, counted from the first; their cached positions are
-            0 … num_keys - 1.
-    """
-
-    request: int
-    query_start: int
-    num_queries: int
-    blocks: tuple[tuple[int, int], ...]
-    num_keys: int
+OPEN_END = 2**31 - 1
+"""`end` of a segment that is still growing; the query bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
-class DependentRow:
-    """Queries of dependent tokens [start, end) of one request; they see tokens [0, i].
+class SeenSegment:
+    """Tokens [start, end) of a request as one of its rows sees them.
 
     Args:
-        request: index of the request in the batch.
-        query_start: index of the first query in the batch.
-        start: index of the first query's token in the request.
-        end: index behind the last one.
-        table: the request's segments.
+        start: first visible token.
+        end: behind the last visible token (pads are not), or `OPEN_END`.
+        shift: position under which the row sees a key, minus its cached position.
+        base: position under which the row sees token j, minus j.
     """
 
-    request: int
-    query_start: int
     start: int
     end: int
-    table: SegmentTable
+    shift: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive tokens of one request and one segment.
+
+    Args:
+        kind: of the segment. Generated tokens are dependent ones.
+        start: index of the first token in its request.
+        end: index behind the last token.
+        segment_start: index of the first token of the run's own segment.
+        num_frame_tokens: of a span: tokens of its frame; else 0.
+        seen: in order; the run's own segment is the last.
+    """
+
+    kind: SegmentKind
+    start: int
+    end: int
+    segment_start: int
+    num_frame_tokens: int
+    seen: tuple[SeenSegment, ...]
 
     @property
-    def num_queries(self) -> int:
+    def num_tokens(self) -> int:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRows:
-    context: tuple[ContextRow, ...]
-    dependent: tuple[DependentRow, ...]
-
-
-def split_batch(
-    tables: Sequence[SegmentTable | None],
-    num_computed: Sequence[int],
-    num_scheduled: Sequence[int],
-    block_size: int,
-) -> BatchRows:
-    """Rows of a batch, in the order of its tokens.
-
-    Args:
-        tables: segments of each request; None for an ordinary prompt.
-        num_computed: tokens of each request already in the cache.
-        num_scheduled: tokens of each request in this batch.
-        block_size: tokens in a block.
-    """
-    context: list[ContextRow] = []
-    dependent: list[DependentRow] = []
-    query = 0
-    for request, table in enumerate(tables):
-        start = int(num_computed[request])
-        end = start + int(num_scheduled[request])
-        for lo, hi, first, is_dependent, frame in _pieces(table, start, end):
-            at = query + lo - start
-            if is_dependent:
-                assert table is not None
-                dependent.append(DependentRow(request, at, lo, hi, table))
-                continue
-            blocks = ((first // block_size, -(-hi // block_size)),)
-            if frame:
-                blocks = ((0, frame // block_size), *blocks)
-            context.append(ContextRow(request, at, hi - lo, blocks, frame + hi - first))
-        query += end - start
-    return BatchRows(tuple(context), tuple(dependent))
-
-
-def _pieces(
-    table: SegmentTable | None, start: int, end: int
-) -> list[tuple[int, int, int, bool, int]]:
-    """Tokens [start, end) cut at segment borders: (lo, hi, first key, is dependent, frame)."""
+def split_runs(table: SegmentTable | None, start: int, end: int) -> list[Run]:
+    """The runs of tokens [start, end) of one request; None is a prompt without segments."""
     if table is None:
-        return [(start, end, 0, False, 0)]
-    pieces: list[tuple[int, int, int, bool, int]] = []
-    for segment in table.segments:
-        lo, hi = max(start, segment.start), min(end, segment.end)
+        own = SeenSegment(0, OPEN_END, 0, 0)
+        return [Run(SegmentKind.PREFIX, start, end, 0, 0, (own,))] if start < end else []
+    segments = _with_generated(table)
+    runs = []
+    for index, segment in enumerate(segments):
+        lo, hi = max(segment.start, start), min(segment.end, end)
         if lo >= hi:
             continue
-        frame = table.num_frame_tokens if segment.kind is SegmentKind.SPAN else 0
-        is_dependent = segment.kind is SegmentKind.DEPENDENT
-        pieces.append((lo, hi, segment.start, is_dependent, frame))
-    if end > table.num_prompt_tokens:
-        lo = max(start, table.num_prompt_tokens)
-        pieces.append((lo, end, 0, table.last.kind is not SegmentKind.PREFIX, 0))
-    return pieces
+        is_span = segment.kind is SegmentKind.SPAN
+        frame = table.num_frame_tokens if is_span else 0
+        seen = (
+            _seen_by_span(segment, frame)
+            if is_span
+            else _seen_by_dependent(segments[: index + 1], table.options.see_markers)
+        )
+        runs.append(Run(segment.kind, lo, hi, segment.start, frame, seen))
+    return runs
+
+
+def _with_generated(table: SegmentTable) -> list[Segment]:
+    """The prompt's segments, generated tokens included: they lengthen the last one, or behind a
+    lone span are a dependent segment of their own."""
+    segments = list(table.segments)
+    if table.last.kind is SegmentKind.SPAN:
+        position = table.generated_position
+        begin = table.num_prompt_tokens
+        segments.append(Segment(SegmentKind.DEPENDENT, begin, OPEN_END, 0, position, position))
+    else:
+        last = segments.pop()
+        segments.append(
+            Segment(last.kind, last.start, OPEN_END, 0, last.offset, last.cached_position)
+        )
+    return segments
+
+
+def _seen_by_dependent(segments: Sequence[Segment], see_markers: bool) -> tuple[SeenSegment, ...]:
+    return tuple(
+        SeenSegment(
+            start=s.start + (s.kind is SegmentKind.SPAN and not see_markers),
+            end=s.end - s.num_pads,
+            shift=s.shift,
+            base=s.offset - s.start,
+        )
+        for s in segments
+    )
+
+
+def _seen_by_span(span: Segment, num_frame_tokens: int) -> tuple[SeenSegment, ...]:
+    own = SeenSegment(span.start, span.end, 0, span.cached_position - span.start)
+    return (SeenSegment(0, num_frame_tokens, 0, 0), own) if num_frame_tokens else (own,)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRows:
+    """Rows of a batch, on the device. All tensors int32; fixed shapes, for CUDA graphs.
+
+    Args:
+        query_start: [num_rows], the row's first query in the packed batch.
+        query_end: [num_rows]; equal to query_start where a row is padding.
+        seq_lens: [num_rows], tokens of the request up to and including the row's last query.
+        block_table: [num_rows, max_blocks].
+        max_query_len: upper bound of queries in a row, known on the host.
+        num_tokens: upper bound of queries in all rows, known on the host.
+    """
+
+    query_start: Tensor
+    query_end: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    max_query_len: int
+    num_tokens: int
+
+    @classmethod
+    def from_query_start_loc(
+        cls,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        max_query_len: int,
+        num_tokens: int,
+    ) -> QueryRows:
+        """One row per request, from vLLM's usual tensors."""
+        return cls(
+            query_start_loc[:-1],
+            query_start_loc[1:],
+            seq_lens,
+            block_table,
+            max_query_len,
+            num_tokens,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.query_start.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RowSegments:
+    """Segments of all rows, packed, on the device. All tensors int32.
+
+    Those of row r are [first[r], last[r]) of the arrays behind; starts and ends do not fall.
+
+    Args:
+        first: [num_rows].
+        last: [num_rows].
+        start: [capacity], see `SeenSegment`; likewise `end`, `shift` and `base`.
+    """
+
+    first: Tensor
+    last: Tensor
+    start: Tensor
+    end: Tensor
+    shift: Tensor
+    base: Tensor
+
+    @classmethod
+    def pack(
+        cls, rows: Sequence[Sequence[SeenSegment]], device: torch.device | str = "cpu"
+    ) -> RowSegments:
+        """From the segments of each row, with one copy to the device."""
+        flat = [(s.start, s.end, s.shift, s.base) for row in rows for s in row] or [(0, 0, 0, 0)]
+        offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
+        fields = np.asarray(flat, dtype=np.int32).T
+        packed = torch.from_numpy(np.concatenate((offsets, fields.ravel()))).to(device)
+        offsets_on_device, rest = packed[: len(offsets)], packed[len(offsets) :]
+        start, end, shift, base = rest.view(4, -1).unbind(0)
+        return cls(offsets_on_device[:-1], offsets_on_device[1:], start, end, shift, base)

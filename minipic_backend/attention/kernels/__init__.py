@@ -1,0 +1,1 @@
+"""Triton kernels; their launchers and what they mean are one folder up."""

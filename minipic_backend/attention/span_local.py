@@ -1,0 +1,106 @@
+"""Attention where keys are cached rotated by their cached position (`span_local`).
+
+A query q, rotated by its position t, meets the keys of segment s through R_{-shift_s} q: the query
+is turned, once per segment, and key tiles are used as they lie in the cache. Queries of a span and
+of an ordinary prompt have shift 0 throughout.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from minipic_backend.attention.geometry import Geometry
+from minipic_backend.attention.kernels.span_local import span_local_kernel
+from minipic_backend.attention.launch import check_inputs, merge_parts, new_parts
+from minipic_backend.attention.rotary import Rotary
+from minipic_backend.attention.rows import QueryRows, RowSegments
+from minipic_backend.attention.work import WorkPlan
+
+__all__ = ["span_local_attention"]
+
+
+def span_local_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    rows: QueryRows,
+    segments: RowSegments,
+    plan: WorkPlan,
+    rotary: Rotary,
+    out: Tensor,
+    *,
+    scale: float,
+    soft_cap: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    geometry: Geometry,
+) -> Tensor:
+    """Writes the attention of the queries of `rows` to `out`; other tokens are left alone.
+
+    Args:
+        query: [num_tokens, num_heads, head_size], rotated by its positions.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_size], last dim dense; fp16, bf16,
+            fp32 or float8_e4m3fn.
+        value_cache: same shape and strides.
+        rows: of queries, see `QueryRows`.
+        segments: that the rows see.
+        plan: `plan_work` of this batch, with the block sizes of `geometry`.
+        rotary: of this layer. mscale is in `query` already and not used.
+        out: like `query`.
+        scale: factor on the scores.
+        soft_cap: cap * tanh(score / cap) where > 0.
+        k_scale: what a cached key is multiplied by.
+        v_scale: what a cached value is multiplied by.
+        geometry: block sizes, see `dispatch`.
+
+    Returns:
+        `out`.
+    """
+    shape = check_inputs(query, key_cache, value_cache, rows, plan, rotary, out, geometry)
+    parts, part_lse = new_parts(query, shape, plan, geometry)
+    factor = scale * k_scale
+    span_local_kernel[(shape.num_kv_heads, plan.num_workers)](
+        query,
+        key_cache,
+        value_cache,
+        out,
+        parts,
+        part_lse,
+        rotary.cos_sin,
+        rows.block_table,
+        segments.start,
+        segments.end,
+        segments.shift,
+        segments.base,
+        plan.items,
+        plan.pieces,
+        plan.workers,
+        factor / soft_cap if soft_cap > 0 else factor * 1.4426950408889634,
+        soft_cap,
+        v_scale,
+        plan.window,
+        segments.start.shape[0],
+        query.stride(0),
+        query.stride(1),
+        out.stride(0),
+        out.stride(1),
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        rows.block_table.stride(0),
+        HEAD_SIZE=shape.head_size,
+        ROTARY_DIM=rotary.rotary_dim,
+        IS_NEOX=rotary.is_neox,
+        BLOCK_SIZE=shape.block_size,
+        GROUP=shape.group,
+        BLOCK_M=geometry.block_m,
+        BLOCK_N=geometry.block_n,
+        BLOCK_D=shape.block_d,
+        CAPPED=soft_cap > 0,
+        WINDOWED=plan.window > 0,
+        IN_REGISTERS=geometry.block_m >= 64 and shape.block_d <= 128 and query.itemsize == 2,
+        PRECISION="ieee" if query.itemsize == 4 else "tf32",
+        num_warps=geometry.num_warps,
+        num_stages=geometry.num_stages,
+    )
+    return merge_parts(parts, part_lse, out, plan, shape, geometry)

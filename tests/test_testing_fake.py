@@ -144,10 +144,18 @@ def test_explain_shows_late_documents_and_state() -> None:
 
 def test_warmed_documents_are_read() -> None:
     engine = FakeEngine()
-    engine.warm(DOCUMENTS, prompt=rag(["?"]), late=0)
+    with pytest.raises(PromptError, match="no prefix yet"):
+        engine.warm(DOCUMENTS)
+    with pytest.raises(PromptError, match="no documents"):
+        engine.warm(DOCUMENTS, prompt=Prompt("x"))
+    with pytest.raises(ConfigurationError, match="temperature"):
+        engine.warm(DOCUMENTS, prompt=rag(["?"]), temperature=0)
+    engine.warm(DOCUMENTS, prompt=rag(["?"]))
     assert engine.warm(DOCUMENTS, prompt=rag(["?"]), late=0).num_computed_tokens == 0
     usage = engine.generate(rag(DOCUMENTS), late=0).usage
     assert usage.cached_tokens == 16 * len(DOCUMENTS)
+    engine.warm(["Another one."])
+    assert engine.generate(rag(["Another one."]), late=0).usage.cached_tokens == 16 + 16
 
 
 @pytest.mark.parametrize(

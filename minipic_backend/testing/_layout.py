@@ -7,14 +7,17 @@ border), not its tokens: a token here is a word with the whitespace before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
-from minipic_backend.config import TechniqueSettings
+from minipic_backend.config import SpanOptions, TechniqueSettings, resolve_technique
+from minipic_backend.errors import PromptError
 from minipic_backend.prompt import Prompt, Span, Text
+from minipic_backend.sampling import split_options
 
-__all__ = ["FakeSegment", "lay_out", "span_segment", "split_tokens", "token_id"]
+__all__ = ["FakeLayout", "FakeSegment", "split_tokens", "token_id"]
 
 _TOKEN = re.compile(r"\s*\S+|\s+")
 _PRIMER = ("Passage one of the fake primer.", "Passage two of the fake primer.")
@@ -52,8 +55,61 @@ class FakeSegment:
         return len(self.token_ids)
 
 
-def lay_out(
-    prompt: Prompt, settings: TechniqueSettings, block_size: int, salt: str | None = None
+class FakeLayout:
+    """Lays prompts out with an engine's default technique, frame, primer and late documents."""
+
+    def __init__(self, block_size: int, **defaults: Any) -> None:
+        self._block_size = block_size
+        self._defaults = defaults
+        self._last_prefix: str | None = None
+
+    def segments(self, prompt: Prompt, options: Mapping[str, Any]) -> list[FakeSegment]:
+        """Segments of `prompt`, in order."""
+        settings, salt = self._settings(options)
+        return _lay_out(prompt, settings, self._block_size, salt)
+
+    def remember(self, segments: Sequence[FakeSegment]) -> None:
+        """The prefix that documents are warmed behind where nothing else is said."""
+        if segments[0].kind == "prefix" and len(segments) > 1:
+            self._last_prefix = segments[0].text
+
+    def spans(
+        self, texts: Sequence[str], prompt: Prompt | None, options: Mapping[str, Any]
+    ) -> list[FakeSegment]:
+        """Spans to warm."""
+        settings, salt = self._settings(options)
+        if not settings.spans:
+            return []
+        frame = None if settings.frame == "none" else self._frame(prompt, settings, salt)
+        return [_span(text, None, self._block_size, frame, salt) for text in texts]
+
+    def _frame(self, prompt: Prompt | None, settings: TechniqueSettings, salt: str | None) -> str:
+        """What documents are computed behind: the prefix of `prompt`, or of the last prompt."""
+        if prompt is None:
+            if self._last_prefix is None:
+                raise PromptError("This engine has met no prefix yet: pass prompt=")
+            return self._last_prefix
+        if not prompt.spans:
+            raise PromptError("This prompt has no documents: put a Span where they will stand")
+        head = _lay_out(prompt, replace(settings, late=0), self._block_size, salt)[0]
+        return head.text if head.kind == "prefix" else ""
+
+    def _settings(self, options: Mapping[str, Any]) -> tuple[TechniqueSettings, str | None]:
+        _, layout, request = split_options(options)
+        chosen = {**self._defaults, **layout}
+        if chosen["technique"] != self._defaults["technique"]:
+            # Another technique brings its own frame, primer and late documents.
+            chosen = layout
+        names = ("frame", "primer", "late")
+        settings = resolve_technique(
+            chosen["technique"], **{name: chosen.get(name) for name in names}
+        )
+        SpanOptions.from_dict({k: v for k, v in chosen.items() if k in ("offsets", "see_markers")})
+        return settings, request.get("cache_salt")
+
+
+def _lay_out(
+    prompt: Prompt, settings: TechniqueSettings, block_size: int, salt: str | None
 ) -> list[FakeSegment]:
     """Segments of `prompt`, in order."""
     pieces = list(_pieces(prompt))
@@ -83,13 +139,13 @@ def lay_out(
             elif buffer.strip():
                 segments.append(_padded("dependent", "text", buffer, block_size, None))
             frame = prefix if settings.frame == "prefix" else None
-            segments.append(span_segment(piece.text, piece.id, block_size, frame, salt))
+            segments.append(_span(piece.text, piece.id, block_size, frame, salt))
             buffer = ""
     text = "\n\n".join([*(span.text for span in reversed(late)), buffer])
     return [*segments, FakeSegment("dependent", "question", text, 0, None)]
 
 
-def span_segment(
+def _span(
     text: str, label: str | None, block_size: int, frame: str | None, salt: str | None
 ) -> FakeSegment:
     """A span behind `frame` (the text of the prefix, or None)."""

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, overload
 
-from minipic_backend.config import SpanOptions, TechniqueSettings, resolve_technique
-from minipic_backend.errors import ContextWindowError
+from minipic_backend.errors import ConfigurationError, ContextWindowError
 from minipic_backend.prompt import Prompt, Span
 from minipic_backend.results import (
     Chunk,
@@ -25,13 +24,7 @@ from minipic_backend.results import (
 )
 from minipic_backend.sampling import split_options
 from minipic_backend.testing._answers import Answers, Script, chunks_of
-from minipic_backend.testing._layout import (
-    FakeSegment,
-    lay_out,
-    span_segment,
-    split_tokens,
-    token_id,
-)
+from minipic_backend.testing._layout import FakeLayout, FakeSegment, split_tokens, token_id
 from minipic_backend.testing._requests import FakeCall, RequestLog, Running
 
 __all__ = ["FakeEngine"]
@@ -69,10 +62,11 @@ class FakeEngine:
         self._script = Script(answers)
         self._model = model
         self._max_model_len = max_model_len
-        self._block_size = block_size
         self._ttft_s = ttft_s
         self._token_s = token_s
-        self._layout = {"technique": technique, "frame": frame, "primer": primer, "late": late}
+        self._layout = FakeLayout(
+            block_size, technique=technique, frame=frame, primer=primer, late=late
+        )
         self._log = RequestLog()
         self._cache: set[Any] = set()
         self._cache_lock = threading.Lock()
@@ -163,7 +157,7 @@ class FakeEngine:
         self._log.check_open()
         rows: list[SegmentRow] = []
         offset = 0
-        segments = self._segments(_as_prompt(prompt), options)
+        segments = self._layout.segments(_as_prompt(prompt), options)
         for index, segment in enumerate(segments):
             rows.append(
                 SegmentRow(
@@ -191,15 +185,14 @@ class FakeEngine:
     ) -> WarmReport:
         self._log.check_open()
         started = time.perf_counter()
-        texts = [Span(document).text for document in documents]
-        settings, salt = self._settings(options)
-        # Whatever stands before the first span of `prompt` is the frame.
-        head = lay_out(prompt or Prompt([Span("?")]), settings, self._block_size, salt)[0]
-        prefix = head.text if head.kind == "prefix" else ""
-        frame = prefix if settings.frame == "prefix" else None
-        spans = [span_segment(text, None, self._block_size, frame, salt) for text in texts]
+        texts = list(dict.fromkeys(Span(document).text for document in documents))
+        sampling, _, _ = split_options(options)
+        if sampling:
+            raise ConfigurationError(f"warm takes no {', '.join(sorted(sampling))}")
+        spans = self._layout.spans(texts, prompt, options)
         read, made = self._look_up(spans)
-        return WarmReport(len(texts), made, read, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return WarmReport(len(spans), made, read, seconds)
 
     def reset_cache(self) -> None:
         """Forget every prefix and span."""
@@ -232,10 +225,11 @@ class FakeEngine:
     ) -> AbstractContextManager[Running]:
         self._log.check_open()
         prompt = _as_prompt(prompt)
-        segments = self._segments(prompt, options)
+        segments = self._layout.segments(prompt, options)
         num_tokens = sum(segment.num_tokens for segment in segments)
         if num_tokens >= self._max_model_len:
             raise ContextWindowError(num_tokens, self._max_model_len)
+        self._layout.remember(segments)
         return self._log.run(prompt, segments, options)
 
     def _finish(self, running: Running) -> Result:
@@ -267,21 +261,6 @@ class FakeEngine:
                     made += segment.num_tokens
                     self._cache.add(segment.key)
         return read, made
-
-    def _settings(self, options: Mapping[str, Any]) -> tuple[TechniqueSettings, str | None]:
-        _, layout, request = split_options(options)
-        # Naming a technique asks for that technique's own defaults.
-        chosen = layout if "technique" in layout else {**self._layout, **layout}
-        names = ("frame", "primer", "late")
-        settings = resolve_technique(
-            chosen["technique"], **{name: chosen.get(name) for name in names}
-        )
-        SpanOptions.from_dict({k: v for k, v in chosen.items() if k in ("offsets", "see_markers")})
-        return settings, request.get("cache_salt")
-
-    def _segments(self, prompt: Prompt, options: Mapping[str, Any]) -> list[FakeSegment]:
-        settings, salt = self._settings(options)
-        return lay_out(prompt, settings, self._block_size, salt)
 
 
 def _as_prompt(prompt: Prompt | str) -> Prompt:

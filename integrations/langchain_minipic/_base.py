@@ -1,0 +1,179 @@
+"""What `ChatMiniPIC` and `MiniPIC` share: the engine behind them, warm, explain, close."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from langchain_core.prompt_values import PromptValue
+from langchain_core.prompts import ChatPromptTemplate
+from pydantic import PrivateAttr
+
+from langchain_minipic._engines import EngineLease, EngineSpec
+from langchain_minipic._options import ModelOptions
+from langchain_minipic.documents import DocumentLike, document_texts
+from langchain_minipic.messages import canonical
+from langchain_minipic.prompts import SpanPromptTemplate
+from minipic_backend import (
+    EngineClosedError,
+    EngineProtocol,
+    Explanation,
+    Prompt,
+    RequestAbortedError,
+    WarmReport,
+)
+
+__all__ = ["EngineBacked"]
+
+
+class EngineBacked(ModelOptions):
+    """A model with an engine behind it: injected, or leased from those shared by configuration."""
+
+    _lease: EngineLease | None = PrivateAttr(default=None)
+    _closed: bool = PrivateAttr(default=False)
+
+    def _get_engine(self) -> EngineProtocol:
+        if self.engine is not None:
+            if self._closed:
+                raise EngineClosedError("This model was closed; make a new one to go on")
+            return self.engine
+        return self._get_lease().engine()
+
+    async def _aget_engine(self) -> EngineProtocol:
+        """The engine, without holding up the event loop while it starts."""
+        if self.engine is not None or self._get_lease().ready:
+            return self._get_engine()
+        return await asyncio.to_thread(self._get_engine)
+
+    def _get_lease(self) -> EngineLease:
+        if self._lease is None:
+            client = {"api_key": self.api_key, "max_retries": self.max_retries}
+            spec = EngineSpec(self.model, self.base_url, self.engine_options, client)
+            self._lease = EngineLease(spec)
+        return self._lease
+
+    @contextmanager
+    def _deadline(
+        self, engine: EngineProtocol, options: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Options under which the request is aborted after `timeout` seconds."""
+        if self.timeout is None:
+            yield options
+            return
+        request_id = options.get("request_id") or uuid.uuid4().hex
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            engine.abort(request_id)
+
+        timer = threading.Timer(self.timeout, expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield {**options, "request_id": request_id}
+        except RequestAbortedError as error:
+            if expired.is_set():
+                raise TimeoutError(f"No answer within timeout={self.timeout} s") from error
+            raise
+        finally:
+            timer.cancel()
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of `text` by the model's own tokenizer, without special tokens added."""
+        custom = getattr(self, "custom_get_token_ids", None)
+        ids: list[int] = custom(text) if custom else self._get_engine().token_ids(text)
+        return ids
+
+    def get_num_tokens(self, text: str) -> int:
+        """Tokens of `text` by the model's own tokenizer."""
+        if getattr(self, "custom_get_token_ids", None):
+            return len(self.get_token_ids(text))
+        return self._get_engine().count_tokens(text)
+
+    def warm(
+        self,
+        docs: Iterable[DocumentLike],
+        prompt: ChatPromptTemplate | Prompt | PromptValue | str | Sequence[Any] | None = None,
+        *,
+        progress: bool = False,
+        **options: Any,
+    ) -> WarmReport:
+        """Compute documents ahead of time.
+
+        Args:
+            docs: documents, as they will be given to the prompt; or their texts.
+            prompt: where they will be used: with frame "prefix" a span belongs to what precedes
+                the first span of its prompt. A `SpanPromptTemplate` will do, and also decides how
+                documents are formatted; its variables before the documents must be filled in.
+            progress: show a progress bar.
+            options: layout and request options, as in a call.
+
+        Raises:
+            PromptError: an element is neither a document nor a str.
+        """
+        if isinstance(prompt, ChatPromptTemplate) and not isinstance(prompt, SpanPromptTemplate):
+            prompt = SpanPromptTemplate(prompt.messages, partial_variables=prompt.partial_variables)
+        if isinstance(prompt, SpanPromptTemplate):
+            texts = prompt.document_texts(docs)
+            prompt = prompt.frame()
+        else:
+            texts = document_texts(docs)
+        spans = [text for text in map(canonical, texts) if text]
+        where = None if prompt is None else self._to_prompt(prompt)
+        layout = self._layout_options(options)
+        return self._get_engine().warm(spans, prompt=where, progress=progress, **layout)
+
+    async def awarm(
+        self,
+        docs: Iterable[DocumentLike],
+        prompt: ChatPromptTemplate | Prompt | PromptValue | str | Sequence[Any] | None = None,
+        **options: Any,
+    ) -> WarmReport:
+        """`warm`, in a thread of its own."""
+        return await asyncio.to_thread(self.warm, docs, prompt, **options)
+
+    def explain(
+        self, prompt: Prompt | PromptValue | str | Sequence[Any], **options: Any
+    ) -> Explanation:
+        """How a prompt is laid out, segment by segment, and what of it is cached now."""
+        where = self._to_prompt(prompt)
+        return self._get_engine().explain(where, **self._layout_options(options))
+
+    def close(self) -> None:
+        """Give the engine back: its memory is freed once no other open model shares it."""
+        self._closed = True
+        self._get_lease().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Without any engine: where this is unpickled, the model finds or starts one."""
+        state = super().__getstate__()
+        state["__dict__"] = {**state["__dict__"], "engine": None}
+        state["__pydantic_private__"] = {**(state["__pydantic_private__"] or {}), "_lease": None}
+        return state
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy on the same engine."""
+        memo = {} if memo is None else memo
+        for shared in (self.engine, self._lease):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)
+
+    def _to_prompt(self, value: Any) -> Prompt:
+        raise NotImplementedError

@@ -1,0 +1,219 @@
+"""How one message template keeps documents whole.
+
+Each value that is documents goes through the template's own formatting as a slot, whatever the
+template language, and comes out as marked blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+from langchain_core.prompts.message import BaseMessagePromptTemplate
+from langchain_core.prompts.string import StringPromptTemplate
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from langchain_minipic._slots import Slots
+from langchain_minipic.documents import DocumentText, find_documents, read_document
+from langchain_minipic.messages import span_block
+from minipic_backend import ConfigurationError, PromptError
+
+__all__ = ["DocumentOptions", "KeepsDocuments"]
+
+# Arguments of `read_document`, which runs only for what the template prints.
+_Pending = tuple[Document, StringPromptTemplate | None, int | None]
+_Slots = Slots[list[_Pending]]
+_Pieces = list[str | list[DocumentText]]
+
+
+class DocumentOptions(BaseModel):
+    """How documents stand in a prompt.
+
+    Args:
+        document_prompt: a template over `page_content` and metadata; default: the content alone.
+        document_separator: whitespace between documents.
+        ranked: a list's order is an order of relevance, the best first, as retrievers give it;
+            the best may then be computed in full context (`late`). False where it is not.
+        allow_empty: an empty list reads as nothing. By default it is refused, because a model
+            asked to answer from documents invents some where it gets none.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    document_prompt: StringPromptTemplate | None = None
+    document_separator: str = "\n\n"
+    ranked: bool = True
+    allow_empty: bool = False
+
+    @model_validator(mode="after")
+    def _check_separator(self) -> Self:
+        if self.document_separator.strip():
+            raise ConfigurationError(
+                f"document_separator={self.document_separator!r} must be whitespace, so that a "
+                "document is the same span wherever it stands; use document_prompt"
+            )
+        return self
+
+    def _document_options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in DocumentOptions.model_fields}
+
+
+class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
+    """Mixed into a message template of LangChain's."""
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        return ["langchain_minipic", "prompts"]
+
+    def format(self, **kwargs: Any) -> BaseMessage:
+        """The message; its content is a list of blocks where documents are in it."""
+        slots = _Slots()
+        message = super().format(**self._wrap(kwargs, slots))  # type: ignore[misc]  # mixin
+        return self._unwrap(message, slots)
+
+    async def aformat(self, **kwargs: Any) -> BaseMessage:
+        """`format`, for templates that are formatted asynchronously."""
+        slots = _Slots()
+        message = await super().aformat(**self._wrap(kwargs, slots))  # type: ignore[misc]  # mixin
+        return self._unwrap(message, slots)
+
+    def _wrap(self, values: Mapping[str, Any], slots: _Slots) -> dict[str, Any]:
+        prompt = getattr(self, "prompt", None)
+        partials = getattr(prompt, "partial_variables", {})
+        inner = {name: v() if callable(v) else v for name, v in partials.items()}
+        return {name: self._wrap_value(v, slots) for name, v in {**inner, **values}.items()}
+
+    def _wrap_value(self, value: Any, slots: _Slots) -> Any:
+        if isinstance(value, dict):
+            return {key: self._wrap_value(item, slots) for key, item in value.items()}
+        try:
+            documents = find_documents(value)
+            if documents is None:
+                return value
+            if not documents:
+                if self.allow_empty:
+                    return ""
+                raise PromptError(
+                    "A list of documents is empty: nothing was retrieved? Set allow_empty=True "
+                    "on the prompt to send it without documents"
+                )
+            if isinstance(value, Document):
+                return _OneDocument((value, self.document_prompt, None), slots)
+            pending: list[_Pending] = [
+                (document, self.document_prompt, rank if self.ranked else None)
+                for rank, document in enumerate(documents)
+            ]
+            items = [_OneDocument(one, slots) for one in pending]
+            return _Documents(items, slots.add(pending))
+        except PromptError as error:
+            return _Refused(error)  # the template may not use this variable at all
+
+    def _unwrap(self, message: BaseMessage, slots: _Slots) -> BaseMessage:
+        if not slots.occurs_in(message.content):
+            return message
+        old = [message.content] if isinstance(message.content, str) else message.content
+        content: list[str | dict[str, Any]] = []
+        for block in old:
+            text = block if isinstance(block, str) else block.get("text")
+            if not slots.occurs_in(block):
+                content.append(block)
+            elif not isinstance(text, str):
+                raise PromptError(f"Documents cannot stand in a block of this kind: {block!r}")
+            elif isinstance(block, str) or set(block) <= {"type", "text"}:
+                content.extend(self._blocks(_read(slots, text)))
+            else:  # marked by the user: one block, the documents as text inside it
+                content.append({**block, "text": self._plain(_read(slots, text))})
+        return message.model_copy(update={"content": content})
+
+    def _plain(self, pieces: _Pieces) -> str:
+        return "".join(
+            piece
+            if isinstance(piece, str)
+            else self.document_separator.join(document.text for document in piece)
+            for piece in pieces
+        )
+
+    def _blocks(self, pieces: _Pieces) -> list[dict[str, Any]]:
+        """Text and marked blocks. Whitespace joins the block before it: some models refuse
+        blocks of nothing else."""
+        blocks: list[dict[str, Any]] = []
+        lead = ""
+
+        def add(block: dict[str, Any]) -> None:
+            nonlocal lead
+            if block["text"].strip():
+                blocks.append({**block, "text": lead + block["text"]})
+                lead = ""
+            elif blocks:
+                blocks[-1]["text"] += block["text"]
+            else:
+                lead += block["text"]
+
+        for piece in pieces:
+            if isinstance(piece, str):
+                add({"type": "text", "text": piece})
+                continue
+            for place, document in enumerate(piece):
+                add(span_block(document.text, rank=document.rank, id=document.id))
+                if place < len(piece) - 1:
+                    add({"type": "text", "text": self.document_separator})
+        return blocks or [{"type": "text", "text": lead}]
+
+
+def _read(slots: _Slots, text: str) -> _Pieces:
+    return [
+        piece if isinstance(piece, str) else [read_document(*pending) for pending in piece]
+        for piece in slots.split(text)
+    ]
+
+
+class _Slot:
+    """Shared by the values below: any way of printing one gives its slot."""
+
+    # Mustache would otherwise replace a value that is falsy by an empty string, unseen.
+    _CHEVRON_return_scope_when_falsy = True
+    slot: str
+
+    def __str__(self) -> str:
+        return self.slot
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise PromptError(f"Documents cannot be formatted as {spec!r}")
+        return str(self)
+
+
+class _OneDocument(_Slot, dict[str, Any]):
+    """A document; mustache reaches its content and metadata by name."""
+
+    def __init__(self, pending: _Pending, slots: _Slots) -> None:
+        document, _, rank = pending
+        content = slots.add([(document, None, rank)])
+        super().__init__({**document.metadata, "page_content": content})
+        self["metadata"] = document.metadata
+        self.slot = slots.add([pending])
+
+
+class _Documents(_Slot, list[_OneDocument]):
+    """A list of documents; mustache may loop over it."""
+
+    def __init__(self, items: list[_OneDocument], slot: str) -> None:
+        super().__init__(items)
+        self.slot = slot
+
+
+class _Refused(_Slot, list[Any]):
+    """Bad documents: an error as soon as a template prints them, and not before."""
+
+    def __init__(self, error: PromptError) -> None:
+        super().__init__()
+        self.error = error
+
+    def __str__(self) -> str:
+        raise self.error
+
+    __repr__ = __str__

@@ -1,0 +1,42 @@
+"""Placeholders that carry values through a text template untouched.
+
+A formatted template is one string. Values put in as slots come out of it whole, and nothing
+inside them is ever read as template syntax.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Generic, TypeVar
+
+__all__ = ["Slots"]
+
+T = TypeVar("T")
+
+
+class Slots(Generic[T]):
+    """Slots of one formatting run. Their names cannot be guessed, so no input can forge one."""
+
+    def __init__(self) -> None:
+        self._nonce = secrets.token_hex(8)
+        self._pattern = re.compile(f"\x00{self._nonce}:(\\d+)\x00")
+        self._values: list[T] = []
+
+    def add(self, value: T) -> str:
+        """Text that stands for `value`."""
+        self._values.append(value)
+        return f"\x00{self._nonce}:{len(self._values) - 1}\x00"
+
+    def split(self, text: str) -> list[str | T]:
+        """`text` as strings (never empty) and the values between them, in order."""
+        pieces = self._pattern.split(text)
+        return [
+            self._values[int(piece)] if place % 2 else piece
+            for place, piece in enumerate(pieces)
+            if place % 2 or piece
+        ]
+
+    def occurs_in(self, value: object) -> bool:
+        """Whether any slot stands somewhere inside a nested value."""
+        return self._nonce in repr(value)

@@ -1,0 +1,100 @@
+"""What counts as documents among the values of a prompt's variables, and what they read as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, SupportsFloat
+
+from langchain_core.documents import Document
+from langchain_core.prompts import format_document
+from langchain_core.prompts.string import StringPromptTemplate
+
+from minipic_backend import PromptError
+
+__all__ = ["DocumentLike", "DocumentText", "document_texts", "find_documents", "read_document"]
+
+DocumentLike = Document | str | tuple[Document, float]
+
+
+class DocumentText(NamedTuple):
+    """A document as it stands in the prompt."""
+
+    text: str
+    rank: int | None
+    id: str | None
+
+
+def find_documents(value: Any) -> list[Document] | None:
+    """The documents that `value` is: one, or a list of them, with or without scores.
+
+    None where `value` is something else; an empty list counts as a list of no documents.
+
+    Raises:
+        PromptError: a list with documents and other things in it.
+    """
+    if (document := _one(value)) is not None:
+        return [document]
+    if not isinstance(value, list | tuple):
+        return None
+    found = [_one(item) for item in value]
+    documents = [document for document in found if document is not None]
+    if len(documents) == len(found):
+        return documents
+    if not documents:
+        return None
+    place = found.index(None)
+    raise PromptError(
+        f"Element {place} of a list of documents is not a Document but "
+        f"{type(value[place]).__name__}: {value[place]!r}"
+    )
+
+
+def read_document(
+    document: Document, template: StringPromptTemplate | None = None, rank: int | None = None
+) -> DocumentText:
+    """Text of a document: its `page_content`, or `template` over content and metadata.
+
+    Raises:
+        PromptError: `page_content` is not a str.
+        ValueError: the template asks for metadata that the document lacks.
+    """
+    if not isinstance(document.page_content, str):
+        raise PromptError(
+            "A document's page_content must be a str, not "
+            f"{type(document.page_content).__name__}: {document.page_content!r}"
+        )
+    text = document.page_content if template is None else format_document(document, template)
+    name = document.id or document.metadata.get("id") or document.metadata.get("source")
+    return DocumentText(text, rank, None if name is None else str(name))
+
+
+def document_texts(
+    documents: Iterable[DocumentLike], template: StringPromptTemplate | None = None
+) -> list[str]:
+    """Texts of documents; strings are taken as they are.
+
+    Raises:
+        PromptError: an element is neither a document nor a str.
+    """
+    texts: list[str] = []
+    for place, item in enumerate(documents):
+        document = _one(item)
+        if document is not None:
+            texts.append(read_document(document, template).text)
+        elif isinstance(item, str):
+            texts.append(item)
+        else:
+            raise PromptError(
+                f"Element {place} is neither a Document nor a str but {type(item).__name__}: "
+                f"{item!r}"
+            )
+    return texts
+
+
+def _one(value: Any) -> Document | None:
+    """`value` as a document; similarity searches also give (document, score)."""
+    if isinstance(value, Document):
+        return value
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Document):
+        return value[0] if isinstance(value[1], SupportsFloat) else None
+    return None

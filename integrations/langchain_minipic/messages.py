@@ -1,0 +1,209 @@
+"""LangChain messages to a `minipic_backend.Prompt`.
+
+A text block becomes a span where it says so:
+
+    {"type": "text", "text": …, "extras": {"minipic": {"span": True, "rank": 0, "id": "…"}}}
+
+Anthropic's `cache_control` on a text block is taken as the same wish. The two differ: theirs
+marks the end of a prefix that must come again byte for byte; ours marks an independent part that
+is reused wherever it stands, and that sees nothing between the frame and itself. So two blocks
+that carry `cache_control` stay ordinary text: the first of the system message, which is a prefix
+that vLLM caches anyway, and the last of the final human message, which is the question and has
+to see everything before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+from minipic_backend import Message, Prompt, PromptError, Span, Text
+from minipic_backend.prompt import Part
+
+__all__ = ["block_parts", "canonical", "has_spans", "join_texts", "span_block", "to_prompt"]
+
+_MARK = "minipic"
+_MARK_KEYS = {"span", "rank", "id"}
+_ROLES = {"human": "user", "ai": "assistant"}
+# A chat template may insist that these alternate; merged, they read the same.
+_MERGED_ROLES = {"system", "user"}
+_REASONING = {"reasoning", "thinking"}
+# Blocks of an answer that `tool_calls` holds as well.
+_TOOL_CALLS = {"tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "function_call"}
+_BLANK_LINES = re.compile(r"(?:[^\S\n]*\n)*")
+
+
+def span_block(text: str, *, rank: int | None = None, id: str | None = None) -> dict[str, Any]:
+    """A text block marked as a span; to every other chat model it is plain text.
+
+    Args:
+        text: the document; blank lines around it do not count as part of the span.
+        rank: its place in an order of relevance, 0 the best; None where there is no order.
+        id: a name for `explain`.
+    """
+    mark: dict[str, Any] = {"span": True}
+    if rank is not None:
+        mark["rank"] = rank
+    if id is not None:
+        mark["id"] = id
+    return {"type": "text", "text": text, "extras": {_MARK: mark}}
+
+
+def to_prompt(
+    messages: Sequence[BaseMessage], *, template_kwargs: Mapping[str, Any] | None = None
+) -> Prompt:
+    """A chat prompt. Neighbouring human (and system) messages become one, a blank line between.
+
+    Raises:
+        PromptError: no messages, a kind of message or block that we cannot send, a wrong mark.
+    """
+    result: list[Message] = []
+    for index, message in enumerate(messages):
+        role, extra = _role(message), _extra(message)
+        parts = _parts(message, is_first=index == 0, is_last=index == len(messages) - 1)
+        last = result[-1] if result else None
+        if last and last.role == role and role in _MERGED_ROLES and last.extra == extra:
+            parts = [*last.parts, *([Text("\n\n")] if last.parts and parts else []), *parts]
+            result.pop()
+        result.append(Message(role, join_texts(parts), extra))
+    if not result:
+        raise PromptError("There are no messages to answer")
+    return Prompt.chat(result, template_kwargs=template_kwargs)
+
+
+def has_spans(message: BaseMessage) -> bool:
+    """Whether any block of the message is marked."""
+    return not isinstance(message.content, str) and any(
+        isinstance(block, dict) and _wish(block) is not None for block in message.content
+    )
+
+
+def block_parts(block: dict[str, Any], *, keep_text: bool = False) -> list[Part]:
+    """A text block as parts; joined, their texts are the block's text. `keep_text` ignores a
+    `cache_control`."""
+    text = block.get("text")
+    if not isinstance(text, str):
+        raise PromptError(f"A text block holds {text!r} instead of a str")
+    wish = _wish(block)
+    if wish is None or (keep_text and not wish):
+        return [Text(text)]
+    lead, core, trail = _edges(text)
+    if not core:
+        return [Text(text)]
+    span = Span(core, rank=wish.get("rank"), id=wish.get("id"))
+    return [*([Text(lead)] if lead else []), span, *([Text(trail)] if trail else [])]
+
+
+def canonical(text: str) -> str:
+    """A document as a span holds it: without blank lines in front and whitespace behind."""
+    return _edges(text)[1]
+
+
+def join_texts(parts: Iterable[Part]) -> list[Part]:
+    """Neighbouring texts made one, empty ones dropped."""
+    result: list[Part] = []
+    for part in parts:
+        if isinstance(part, Text):
+            if not part.text:
+                continue
+            if result and isinstance(result[-1], Text):
+                part = Text(result.pop().text + part.text)
+        result.append(part)
+    return result
+
+
+def _parts(message: BaseMessage, *, is_first: bool, is_last: bool) -> list[Part]:
+    if isinstance(message.content, str):
+        return [Text(message.content)] if message.content else []
+    parts: list[Part] = []
+    for index, block in enumerate(message.content):
+        if isinstance(block, str):
+            parts.append(Text(block))
+        elif block.get("type") == "text":
+            is_prefix = is_first and index == 0 and isinstance(message, SystemMessage)
+            ends = is_last and index == len(message.content) - 1
+            is_question = ends and isinstance(message, HumanMessage)
+            parts.extend(block_parts(block, keep_text=is_prefix or is_question))
+        elif isinstance(message, AIMessage) and block.get("type") in _REASONING | _TOOL_CALLS:
+            continue
+        else:
+            raise PromptError(
+                f"A {message.type} message holds a block of type {block.get('type')!r}; "
+                "MiniPIC serves text"
+            )
+    return parts
+
+
+def _wish(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The mark of a span; an empty one stands for `cache_control`."""
+    extras = block.get("extras") or {}
+    mark = extras.get(_MARK) if isinstance(extras, Mapping) else None
+    if mark is not None:
+        if not isinstance(mark, Mapping) or set(mark) - _MARK_KEYS:
+            raise PromptError(
+                f"extras[{_MARK!r}] is a dict with the keys span, rank and id, not {mark!r}"
+            )
+        return mark if mark.get("span", True) else None
+    return {} if block.get("cache_control") or extras.get("cache_control") else None
+
+
+def _edges(text: str) -> tuple[str, str, str]:
+    """Blank lines, document, whitespace: so that a span never depends on its neighbours."""
+    core = text.rstrip()
+    match = _BLANK_LINES.match(core)
+    start = match.end() if match else 0
+    return core[:start], core[start:], text[len(core) :]
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        return _ROLES.get(message.role, message.role)
+    for kind, role in (
+        (SystemMessage, "system"),
+        (HumanMessage, "user"),
+        (AIMessage, "assistant"),
+        (ToolMessage, "tool"),
+        (FunctionMessage, "tool"),
+    ):
+        if isinstance(message, kind):
+            return role
+    raise PromptError(f"Cannot send a {type(message).__name__} to a model")
+
+
+def _extra(message: BaseMessage) -> dict[str, Any]:
+    """Further keys for the chat template. Arguments of tool calls stay dicts, as templates want."""
+    extra: dict[str, Any] = {"name": message.name} if message.name else {}
+    if isinstance(message, ToolMessage):
+        extra["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AIMessage):
+        if message.tool_calls:
+            extra["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {"name": call["name"], "arguments": call["args"]},
+                }
+                for call in message.tool_calls
+            ]
+        if reasoning := _reasoning(message):
+            extra["reasoning_content"] = reasoning
+    return extra
+
+
+def _reasoning(message: AIMessage) -> str:
+    if isinstance(message.content, str):
+        return str(message.additional_kwargs.get("reasoning_content") or "")
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    texts = [block.get(kind) for kind in sorted(_REASONING) for block in blocks]
+    return "\n".join(text for text in texts if isinstance(text, str))

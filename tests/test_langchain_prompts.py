@@ -1,0 +1,337 @@
+"""Prompt templates keep documents whole, and read as plain text to anyone else."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.load import dumpd, load
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    HumanMessagePromptTemplate,
+    MessagesPlaceholder,
+    PromptTemplate,
+)
+from langchain_minipic import SpanPromptTemplate, prompts
+from langchain_minipic.messages import to_prompt
+from langchain_minipic.prompts import SpanHumanMessagePromptTemplate
+
+from minipic_backend import PromptError, Span
+
+F_STRING = [("system", "Answer."), ("human", "{context}\n\nQuestion: {question}")]
+MUSTACHE = [("system", "Answer."), ("human", "{{context}}\n\nQuestion: {{{question}}}")]
+DOCUMENTS = [
+    Document("Lothair II was a king.", id="a", metadata={"title": "Lothair"}),
+    Document("Teutberga <b>& {question}</b> {{context}}", metadata={"title": "Teutberga"}),
+    Document("  indented = {}\n", metadata={"source": "c.py"}),
+]
+
+
+def make(template: str, **options: Any) -> SpanPromptTemplate:
+    messages = F_STRING if template == "f-string" else MUSTACHE
+    return SpanPromptTemplate.from_messages(messages, template, **options)  # type: ignore[arg-type]
+
+
+def spans(messages: list[BaseMessage]) -> list[Span]:
+    return list(to_prompt(messages).spans)
+
+
+def both_ways(prompt: ChatPromptTemplate, values: dict[str, Any]) -> list[BaseMessage]:
+    """Formatted sync and async, which must agree."""
+    messages = prompt.invoke(values).to_messages()
+    assert asyncio.run(prompt.ainvoke(values)).to_messages() == messages
+    assert prompt.format_messages(**values) == messages
+    return messages
+
+
+@pytest.mark.parametrize("template", ["f-string", "mustache"])
+def test_documents_become_spans_in_one_human_message(template: str) -> None:
+    values = {"context": DOCUMENTS, "question": "Who?"}
+    messages = both_ways(make(template), values)
+    assert [message.type for message in messages] == ["system", "human"]
+    assert [block["type"] for block in messages[1].content] == ["text"] * 4  # type: ignore[index]
+    assert [(span.rank, span.id) for span in spans(messages)] == [(0, "a"), (1, None), (2, "c.py")]
+    assert spans(messages)[1].text == DOCUMENTS[1].page_content
+
+
+@pytest.mark.parametrize("template", ["f-string", "mustache"])
+def test_reads_as_the_plain_text(template: str) -> None:
+    """Blocks joined are what a plain template makes of documents joined by blank lines."""
+    for documents in (DOCUMENTS, DOCUMENTS[:1], DOCUMENTS[::-1]):
+        values = {"context": documents, "question": "Who {context} & <b>?"}
+        joined = "\n\n".join(document.page_content for document in documents)
+        plain = ChatPromptTemplate.from_messages(F_STRING).invoke({**values, "context": joined})
+        messages = make(template).invoke(values).to_messages()
+        assert [m.text for m in messages] == [m.text for m in plain.to_messages()]
+        parts = to_prompt(messages).messages[1].parts
+        assert "".join(part.text for part in parts) == messages[1].text
+
+
+def test_no_block_is_only_whitespace() -> None:
+    prompt = SpanPromptTemplate.from_messages([("human", "\n{a}\n\n{b}\n")])
+    blocks = prompt.invoke({"a": DOCUMENTS, "b": [*DOCUMENTS, Document("")]}).to_messages()
+    assert all(block["text"].strip() for block in blocks[0].content)  # type: ignore[index]
+    assert len(spans(blocks)) == 6
+
+
+def test_a_document_is_the_same_span_at_any_place() -> None:
+    prompt = make("f-string")
+    texts = [
+        {span.text for span in spans(prompt.format_messages(context=documents, question="x"))}
+        for documents in (DOCUMENTS, DOCUMENTS[::-1], DOCUMENTS[1:] + DOCUMENTS[:1])
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("template", ["f-string", "mustache"])
+def test_braces_in_values_are_never_expanded(template: str) -> None:
+    question = "{context} {question} {{context}} {{{question}}} {0} {}"
+    messages = make(template).format_messages(context=DOCUMENTS, question=question)
+    assert messages[1].text.endswith("Question: " + question)
+    assert len(spans(messages)) == 3
+
+
+def test_a_question_of_an_earlier_turn_is_not_expanded() -> None:
+    prompt = SpanPromptTemplate.from_messages(
+        [MessagesPlaceholder("history"), ("human", "{context}\n\n{question}")]
+    )
+    history = [HumanMessage("What is {context} or {context_str}?"), AIMessage("{question}")]
+    messages = both_ways(prompt, {"history": history, "context": DOCUMENTS, "question": "x"})
+    assert [message.text for message in messages[:2]] == [m.text for m in history]
+    assert len(spans(messages)) == 3
+
+
+def test_values_that_are_no_documents_are_formatted_as_usual() -> None:
+    prompt = SpanPromptTemplate.from_messages([("human", "{a} {b:.2f} {c!r} {d}")])
+    message = prompt.format_messages(a=1, b=2.0, c="x", d=["y"])[0]
+    assert message.content == "1 2.00 'x' ['y']"
+
+
+@pytest.mark.parametrize("value", [DOCUMENTS[0], DOCUMENTS[:1], [(DOCUMENTS[0], 0.5)]])
+def test_one_document_and_documents_with_scores(value: Any) -> None:
+    messages = make("f-string").format_messages(context=value, question="x")
+    (span,) = spans(messages)
+    assert span.text == DOCUMENTS[0].page_content
+    assert span.rank == (None if isinstance(value, Document) else 0)
+
+
+def test_ranked_false_gives_no_order() -> None:
+    messages = make("f-string", ranked=False).format_messages(context=DOCUMENTS, question="x")
+    assert [span.rank for span in spans(messages)] == [None] * 3
+
+
+def test_document_prompt() -> None:
+    prompt = make(
+        "f-string", document_prompt=PromptTemplate.from_template("# {title}\n{page_content}")
+    )
+    messages = prompt.format_messages(context=DOCUMENTS[:2], question="x")
+    assert spans(messages)[1].text == "# Teutberga\nTeutberga <b>& {question}</b> {{context}}"
+    with pytest.raises(ValueError, match="title"):
+        prompt.format_messages(context=DOCUMENTS, question="x")
+
+
+@pytest.mark.parametrize("template", ["f-string", "mustache"])
+def test_empty_list_is_refused_unless_allowed(template: str) -> None:
+    with pytest.raises(PromptError, match="empty"):
+        make(template).invoke({"context": [], "question": "x"})
+    messages = make(template, allow_empty=True).format_messages(context=[], question="x")
+    assert messages[1].content == "\n\nQuestion: x"
+
+
+def test_bad_documents_are_refused() -> None:
+    prompt = make("f-string")
+    bad = Document("x")
+    bad.page_content = 3  # type: ignore[assignment]
+    for value, message in (
+        ([*DOCUMENTS, "text"], "Element 3.*str"),
+        ([DOCUMENTS[0], None], "Element 1"),
+        ([(DOCUMENTS[0], "no score")], None),
+        ([bad], "page_content must be a str, not int"),
+    ):
+        if message:
+            with pytest.raises(PromptError, match=message):
+                prompt.invoke({"context": value, "question": "x"})
+    with pytest.raises(PromptError, match="cannot be formatted"):
+        SpanPromptTemplate.from_messages([("human", "{context:.3}")]).invoke(DOCUMENTS)
+    with pytest.raises(ValueError, match="whitespace"):
+        make("f-string", document_separator="\n---\n")
+
+
+def test_values_that_the_template_does_not_use_are_left_alone() -> None:
+    values = {"context": DOCUMENTS, "question": "x", "unused": [], "mixed": [DOCUMENTS[0], 3]}
+    assert len(spans(both_ways(make("f-string"), values))) == 3
+
+
+def test_mustache_sections_and_nesting() -> None:
+    template = (
+        "{{#context}}<{{title}}>{{page_content}}</>\n{{/context}}{{^context}}none{{/context}}"
+        "{{user.notes}}"
+    )
+    prompt = SpanPromptTemplate.from_messages([("human", template)], "mustache", allow_empty=True)
+    values = {"context": DOCUMENTS[:2], "user": {"notes": DOCUMENTS[2:]}}
+    message = prompt.format_messages(**values)[0]
+    assert [span.text for span in spans([message])] == [
+        document.page_content.rstrip() for document in DOCUMENTS
+    ]
+    assert message.text.startswith("<Lothair>Lothair II was a king.</>\n<Teutberga>")
+    empty = prompt.format_messages(context=[], user={"notes": "-"})[0]
+    assert empty.content == "none-"
+
+
+def test_list_content_and_blocks_marked_by_hand() -> None:
+    marked = {"type": "text", "text": "Rules: {rules}", "extras": {"minipic": {"span": True}}}
+    prompt = SpanPromptTemplate.from_messages(
+        [("human", [{"type": "text", "text": "{context}\n"}, marked, "{question}"])]
+    )
+    values = {"context": DOCUMENTS[:2], "rules": DOCUMENTS[:1], "question": "x"}
+    message = both_ways(prompt, values)[0]
+    assert [span.text for span in spans([message])] == [
+        *(document.page_content for document in DOCUMENTS[:2]),
+        "Rules: Lothair II was a king.",
+    ]
+
+
+def test_documents_in_an_image_are_refused() -> None:
+    prompt = SpanPromptTemplate.from_messages(
+        [("human", [{"type": "image_url", "image_url": "{context}"}])]
+    )
+    with pytest.raises(PromptError, match="image_url"):
+        prompt.invoke({"context": DOCUMENTS})
+
+
+def test_documents_in_a_system_message() -> None:
+    prompt = SpanPromptTemplate.from_messages([("system", "Use:\n{context}"), ("human", "{q}")])
+    messages = both_ways(prompt, {"context": DOCUMENTS, "q": "x"})
+    assert isinstance(messages[0], SystemMessage)
+    assert len(spans(messages)) == 3
+
+
+HUMAN = [("human", "{context}\n\n{question}")]
+VALUES = {"context": DOCUMENTS, "question": "Who?", "history": [], "extra": "more"}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        SpanPromptTemplate.from_template(HUMAN[0][1]),
+        SpanPromptTemplate.from_messages(HUMAN).partial(question="Who?"),
+        SpanPromptTemplate.from_messages(HUMAN).partial(context=DOCUMENTS),
+        SpanPromptTemplate.from_messages(HUMAN).partial(context=lambda: DOCUMENTS),
+        SpanPromptTemplate.from_messages(HUMAN) + "{extra}",
+        SpanPromptTemplate.from_messages(HUMAN) + AIMessage("Well."),
+        operator.add(SpanPromptTemplate.from_messages(HUMAN), [("human", "{extra}")]),
+        SpanPromptTemplate([]) + HUMAN[0][1],
+        SpanPromptTemplate([("system", "x")]) + ChatPromptTemplate(HUMAN),
+        ChatPromptTemplate([("system", "x")]) + SpanPromptTemplate(HUMAN),
+        SystemMessage("x") + SpanPromptTemplate(HUMAN),
+        ChatPromptTemplate([("system", "x"), SpanPromptTemplate(HUMAN)]),
+        SpanPromptTemplate([("system", "x"), ChatPromptTemplate(HUMAN)]),
+        SpanPromptTemplate([("system", "{extra}"), MessagesPlaceholder("history"), *HUMAN])[1:],
+        SpanPromptTemplate([("placeholder", "{history}"), *HUMAN]).partial(question="Who?")[1:],
+        SpanPromptTemplate([HumanMessagePromptTemplate.from_template(HUMAN[0][1])]),
+    ],
+)
+def test_marks_survive_whatever_is_done_to_a_template(prompt: ChatPromptTemplate) -> None:
+    names = {*prompt.input_variables, *prompt.optional_variables}
+    messages = both_ways(prompt, {name: VALUES[name] for name in names})
+    assert [span.text for span in spans(messages)] == [
+        document.page_content.rstrip() for document in DOCUMENTS
+    ]
+
+
+def test_combining_keeps_type_options_and_partials() -> None:
+    prompt = make("f-string", ranked=False).partial(question="Who?")
+    for other in (prompt + "more", prompt[:], prompt[1:], prompt.partial(context="x")):
+        assert isinstance(other, SpanPromptTemplate)
+        assert other.ranked is False
+        assert other.partial_variables["question"] == "Who?"
+    assert prompt[0].format_messages()[0].content == "Answer."  # type: ignore[union-attr]
+    prompt.append("{more}")
+    prompt.extend([("human", "{most}")])
+    assert all(isinstance(m, SpanHumanMessagePromptTemplate) for m in prompt.messages[1:])
+    assert len(prompt) == 4
+
+
+def test_options_given_anew_and_options_of_others() -> None:
+    plain = make("f-string")
+    titled = SpanPromptTemplate(
+        plain.messages, document_prompt=PromptTemplate.from_template("{title}")
+    )
+    values = {"context": DOCUMENTS[:1], "question": "x"}
+    texts = [spans(prompt.format_messages(**values))[0].text for prompt in (titled, plain)]
+    assert texts == ["Lothair", "Lothair II was a king."]
+    both = SpanPromptTemplate([("human", "{context}")]) + titled.partial(question="x")
+    for prompt in (both, both.partial(more="x"), both[:], ChatPromptTemplate([both])):
+        found = spans(prompt.format_messages(context=DOCUMENTS[:1]))
+        assert [span.text for span in found] == texts[::-1]
+    assert (ChatPromptTemplate([("system", "x")]) + titled).format_messages(**values)
+    inner = PromptTemplate.from_template("- {page_content}")
+    nested = SpanPromptTemplate([titled], document_prompt=inner)
+    assert spans(nested.format_messages(**values))[0].text == "- Lothair II was a king."
+    assert SpanPromptTemplate([titled]).document_texts(DOCUMENTS[:1]) == ["Lothair"]
+
+
+def test_partials_inside_a_message_template() -> None:
+    message = HumanMessagePromptTemplate.from_template(
+        HUMAN[0][1], partial_variables={"context": DOCUMENTS}
+    )
+    prompt = SpanPromptTemplate([message])
+    assert prompt.input_variables == ["question"]
+    assert len(spans(prompt.format_messages(question="x"))) == 3
+
+
+def test_a_single_variable_needs_no_dict() -> None:
+    prompt = SpanPromptTemplate.from_messages([("human", "{context}")])
+    assert len(spans(prompt.invoke(DOCUMENTS).to_messages())) == 3  # type: ignore[arg-type]
+
+
+def test_input_schema_allows_documents() -> None:
+    prompt = SpanPromptTemplate([MessagesPlaceholder("history", optional=True), *HUMAN])
+    schema = prompt.get_input_schema()
+    schema(context=DOCUMENTS, question="x")
+    schema(context="text", question="x")
+    assert set(prompt.get_input_jsonschema()["required"]) == {"context", "question"}
+    assert "history" in schema.model_fields
+
+
+@pytest.mark.parametrize("template", ["f-string", "mustache"])
+@pytest.mark.filterwarnings("ignore:The function `load` is in beta")
+def test_dump_and_load(template: str) -> None:
+    prompt = make(template, document_prompt=PromptTemplate.from_template("{page_content}!"))
+    assert type(prompt).get_lc_namespace() == ["langchain_minipic", "prompts"]
+    ours = [getattr(prompts, name) for name in prompts.__all__]
+    again = load(
+        dumpd(prompt),
+        allowed_objects=[*ours, PromptTemplate],
+        valid_namespaces=["langchain_minipic"],
+    )
+    assert isinstance(again, SpanPromptTemplate)
+    values = {"context": DOCUMENTS, "question": "x"}
+    assert again.invoke(values) == prompt.invoke(values)
+    assert load(dumpd(prompt.invoke(values)), allowed_objects="all") == prompt.invoke(values)
+
+
+def test_frame_ends_where_documents_begin() -> None:
+    prompt = make("f-string", document_prompt=PromptTemplate.from_template("{title}{page_content}"))
+    messages = prompt.frame().to_messages()
+    assert messages[0].content == "Answer."
+    assert to_prompt(messages).messages[1].parts[0] == Span("xdocument")
+    nested = SpanPromptTemplate([ChatPromptTemplate([MessagesPlaceholder("history"), *HUMAN])])
+    assert len(nested.frame().to_messages()) == 1
+
+
+def test_pretty_repr_and_format() -> None:
+    prompt = make("f-string")
+    assert "{context}" in prompt.pretty_repr()
+    assert prompt.format(context=DOCUMENTS[:1], question="x").endswith(
+        "Human: Lothair II was a king.\n\nQuestion: x"
+    )
+
+
+def test_plus_is_not_limited_to_templates() -> None:
+    with pytest.raises(NotImplementedError):
+        operator.add(make("f-string"), 3)

@@ -1,0 +1,29 @@
+"""LangChain's own unit suite. The integration suite, and tools, come with the real engine."""
+
+from __future__ import annotations
+
+from langchain_core.language_models import BaseChatModel
+from langchain_minipic import ChatMiniPIC
+from langchain_tests.unit_tests import ChatModelUnitTests
+
+from minipic_backend.testing import FakeEngine
+
+
+class TestEmbedded(ChatModelUnitTests):
+    """As a user makes it: nothing starts before the first prompt."""
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatMiniPIC
+
+    @property
+    def chat_model_params(self) -> dict[str, object]:
+        return {"model": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+
+
+class TestInjected(TestEmbedded):
+    """With an engine handed over."""
+
+    @property
+    def chat_model_params(self) -> dict[str, object]:
+        return {"model": "m", "engine": FakeEngine()}

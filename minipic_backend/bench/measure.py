@@ -1,0 +1,152 @@
+"""What is measured, on one engine: rows of figures, each the median of several runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from minipic_backend.bench.engines import Session
+from minipic_backend.bench.prompts import RandomPrompts, wiki_shaped_lengths
+
+__all__ = ["Row", "measure_decode", "measure_throughput", "measure_ttft"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure.
+
+    Args:
+        bench: "throughput", "ttft" or "decode".
+        case: what was asked of the engine.
+        variant: the engine.
+        unit: of the values.
+        values: one for each run.
+        details: token counts and the like.
+    """
+
+    bench: str
+    case: str
+    variant: str
+    unit: str
+    values: tuple[float, ...]
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "median": self.median}
+
+
+def measure_throughput(
+    session: Session, *, samples: int, runs: int, seed: int = 0
+) -> Iterable[Row]:
+    """Prefill of 2Wiki-shaped ordinary prompts, one token each: samples per second."""
+    lengths = wiki_shaped_lengths(samples, seed)
+    values = []
+    for run in range(runs + 1):
+        prompts = RandomPrompts(seed + 1 + run, session.block_size)
+        batch = [prompts.tokens(length) for length in lengths]
+        started = time.perf_counter()
+        session.serve(batch)
+        if run:  # the first one warms up
+            values.append(samples / (time.perf_counter() - started))
+    details = {"samples": samples, "tokens": sum(lengths)}
+    yield Row("throughput", "no spans", session.variant, "samples/s", tuple(values), details)
+
+
+def measure_ttft(
+    session: Session, *, documents: int, document_tokens: int, runs: int, seed: int = 0
+) -> Iterable[Row]:
+    """Time to first token of one prompt of documents and a 50-token question.
+
+    Cold: nothing cached. Exact prefix: all but the question was seen in this order (ordinary
+    prompts). Warm spans: the documents were seen, in another order.
+    """
+    source = RandomPrompts(seed, session.block_size)
+    case = f"{documents} x {document_tokens}"
+    figures: dict[str, list[float]] = {}
+    cached: dict[str, int] = {}
+
+    def note(name: str, prompt: list[int]) -> None:
+        served = session.serve([prompt])[0]
+        figures.setdefault(name, []).append(1000 * served.ttft_s)
+        cached[name] = served.num_cached_tokens
+
+    total = 0
+    for _ in range(runs + 1):
+        session.reset_cache()
+        prefix = source.prefix(64)
+        body = source.tokens(documents * document_tokens)
+        note("cold, no spans", prefix + body + source.tokens(50))
+        for _ in range(3):
+            note("exact prefix, no spans", prefix + body + source.tokens(50))
+        total = len(prefix) + len(body) + 50
+        if session.has_spans:
+            spans = [source.span(document_tokens) for _ in range(documents)]
+
+            def prompt(parts: list[list[int]], prefix: list[int] = prefix) -> list[int]:
+                return prefix + [token for part in parts for token in part] + source.question(50)
+
+            note("cold spans", prompt(spans))
+            for _ in range(3):
+                note("warm spans", prompt(source.shuffled(spans)))
+    for name, values in figures.items():
+        skip = len(values) // (runs + 1)  # the first round warms up
+        details = {"tokens": total, "cached": cached[name]}
+        yield Row("ttft", f"{case}: {name}", session.variant, "ms", tuple(values[skip:]), details)
+
+
+def measure_decode(
+    session: Session,
+    *,
+    batch: int,
+    context: int,
+    documents: int = 0,
+    steps: int = 128,
+    runs: int = 2,
+    seed: int = 0,
+) -> Iterable[Row]:
+    """Milliseconds per step while `batch` requests of `context` tokens decode together.
+
+    Args:
+        session: the engine.
+        batch: requests.
+        context: prompt tokens of each.
+        documents: spans that the context consists of, on engines that have spans; 0 for none.
+        steps: tokens that each request generates.
+        runs: repetitions, on the cached prompts of the first.
+        seed: of the prompts.
+    """
+    source = RandomPrompts(seed, session.block_size)
+    in_spans = documents > 0 and session.has_spans
+    make = _spans(source, context, documents) if in_spans else lambda: source.tokens(context)
+    prompts = [make() for _ in range(batch)]
+    values: list[float] = []
+    for run in range(runs + 1):
+        served = session.serve(prompts, max_tokens=steps)
+        if run:
+            # From when all decode until the first is done.
+            begin = max(one.token_times[0] for one in served)
+            end = min(one.token_times[-1] for one in served)
+            times = sorted({t for t in served[0].token_times if begin <= t <= end})
+            gaps = [1000 * (b - a) for a, b in zip(times, times[1:], strict=False)]
+            values.append(statistics.median(gaps))
+    case = f"{batch} x {context}" + (f" in {documents} documents" if documents else ", no spans")
+    details = {"steps": steps, "spans": in_spans, "tokens": [len(prompt) for prompt in prompts][:1]}
+    yield Row("decode", case, session.variant, "ms/step", tuple(values), details)
+
+
+def _spans(source: RandomPrompts, context: int, documents: int) -> Callable[[], list[int]]:
+    prefix = source.prefix(64)
+    length = (context - 64 - 50) // documents
+
+    def make() -> list[int]:
+        parts = [source.span(length) for _ in range(documents)]
+        return prefix + [token for part in parts for token in part] + source.question(50)
+
+    return make

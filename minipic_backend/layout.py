@@ -94,7 +94,7 @@ class Layout:
                 `settings`.
 
         Raises:
-            PromptError: text or messages that cannot be rendered or encoded.
+            PromptError: text or messages that cannot be rendered or encoded; an empty prompt.
             ConfigurationError: settings and options name different frames.
         """
         if options is None:
@@ -195,6 +195,8 @@ class Layout:
         documents = [document for section in sections for document in section.documents]
         text = head + "".join(_joined(section.documents) + section.text for section in sections)
         ids = (*bos, *self.encoder.encode(text, first=True))
+        if not ids:
+            raise PromptError("The prompt is empty: it has not a single token")
         label = "ordinary prompt" + (f" (inline: {_labels(documents)})" if documents else "")
         segment = LaidOutSegment(label, preview(self.encoder.unmark(text)))
         return LaidOutPrompt(ids, None, (segment,))

@@ -314,6 +314,7 @@ def test_raw_text_has_the_tokenizer_s_own_tokens(
     layout: Layout, tokenizer: Any, parts: list[str]
 ) -> None:
     whole = "".join(parts)
+    assume(whole)
     laid_out = layout.lay_out(Prompt(parts), PRIMED)
     assert tokenizer.decode(laid_out.token_ids) == whole
     assert not set(laid_out.token_ids) & set(tokenizer.added_tokens_decoder)
@@ -365,6 +366,11 @@ def test_primers(layout: Layout, tokenizer: Any, config: SpanConfig) -> None:
     laid_out = layout.lay_out(prompt, nothing)
     assert text_of(laid_out, 0, tokenizer, config).rstrip() == bare
     assert "primer is left out" in str(explain_rows(laid_out))
+
+
+def test_an_empty_prompt_is_refused(layout: Layout) -> None:
+    with pytest.raises(PromptError, match="empty"):
+        layout.lay_out(Prompt(""), PRIMED)
 
 
 @pytest.mark.parametrize("frame", ["none", "prefix"])

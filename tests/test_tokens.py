@@ -17,6 +17,7 @@ from minipic_backend.markers import choose_markers
 from minipic_backend.prompt import Message, Prompt, Span, Text
 from minipic_backend.tokens import TextEncoder
 
+PRIMED = resolve_technique("primed")
 PAPER = resolve_technique("block_attention")
 FULL = resolve_technique("full")
 
@@ -77,7 +78,10 @@ def test_exactly_one_bos(llama: Any, technique: str, text: str) -> None:
         Prompt([Span("d")]),
         Prompt.chat([Message("system", text), Message("user", content)]),
     ):
-        ids = layout.lay_out(prompt, resolve_technique(technique)).token_ids
+        laid_out = layout.lay_out(prompt, resolve_technique(technique))
+        ids = laid_out.token_ids
+        if technique == "primed":
+            assert laid_out.prefix_token_ids == layout.lay_out_prefix(prompt, PRIMED) != ()
         assert ids[0] == bos
         assert ids.count(bos) == 1
 

@@ -26,7 +26,15 @@ from minipic_backend.errors import (
 )
 from minipic_backend.prompt import Message, Prompt, Span, Text
 from minipic_backend.protocol import EngineProtocol
-from minipic_backend.results import Chunk, Completion, Explanation, Result, Timing, Usage, WarmReport
+from minipic_backend.results import (
+    Chunk,
+    Completion,
+    Explanation,
+    Result,
+    Timing,
+    Usage,
+    WarmReport,
+)
 
 if TYPE_CHECKING:
     from minipic_backend.engine import Engine

@@ -57,7 +57,8 @@ class Assembly:
 
     def result(self) -> Result:
         """The finished request."""
-        assert self._usage is not None and self._timing is not None
+        assert self._usage is not None
+        assert self._timing is not None
         completions = tuple(
             Completion(
                 index,

@@ -205,9 +205,7 @@ class Engine:
                 task.cancel()
             raise
 
-    async def astream(
-        self, prompt: Prompt | str, **options: Any
-    ) -> AsyncGenerator[Chunk, None]:
+    async def astream(self, prompt: Prompt | str, **options: Any) -> AsyncGenerator[Chunk, None]:
         """`stream` for event loops."""
         handle, assembly = self._submit(await asyncio.to_thread(self._prepare, prompt, options))
         async with aclosing(handle.adeltas()) as deltas:
@@ -357,9 +355,7 @@ class Engine:
         if len(laid_out.token_ids) >= self._max_model_len:
             raise ContextWindowError(len(laid_out.token_ids), self._max_model_len)
         self._prefixes.add(laid_out.prefix_token_ids)
-        return _Job(
-            laid_out, self._sampling_params(sampling, span_options), dict(request), started
-        )
+        return _Job(laid_out, self._sampling_params(sampling, span_options), dict(request), started)
 
     def _sampling_params(self, given: Mapping[str, Any], options: SpanOptions) -> Any:
         from vllm import SamplingParams

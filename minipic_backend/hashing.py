@@ -64,15 +64,16 @@ class SpanHashChain:
         self,
         hashes: Sequence[bytes],
         token_ids: Sequence[int],
-        extra_keys: Callable[[int, int], ExtraKeys],
+        extra_keys: Callable[[int, int, bool], ExtraKeys],
     ) -> list[bytes]:
         """Hashes of the full blocks of `token_ids` behind those already in `hashes`.
 
         Args:
             hashes: what earlier calls returned, in order.
             token_ids: prompt and generated tokens so far.
-            extra_keys: extra keys of the block [start, end) as vLLM would give them (LoRA, the
-                salt of block 0, …).
+            extra_keys: extra keys of the block [start, end) as vLLM would give them: LoRA, and
+                where the third argument is True the salt, which vLLM adds to block 0. Only a
+                prefix takes it from there: a span must not depend on whether it stands at 0.
         """
         size = self._config.block_size
         segments = self._table.segments
@@ -89,11 +90,14 @@ class SpanHashChain:
                 self._advance_digest()
                 self._begin(self._segment_index + 1)
             if lone_span and start <= num_prompt_tokens < start + size:
-                # A block that holds generated tokens is never part of the span's chain.
+                # A block that holds generated tokens is never part of the span's chain. Where
+                # they begin matters: pads and markers of the span are hidden, theirs are not.
                 self._advance_digest()
-                self._parent = self._dependent_parent()
+                self._parent = self._hash((self._dependent_parent(), num_prompt_tokens))
             block = tuple(token_ids[start : start + size])
-            self._parent = self._hash((self._parent, block, extra_keys(start, start + size)))
+            is_prefix = segments[self._segment_index].kind is SegmentKind.PREFIX
+            keys = extra_keys(start, start + size, is_prefix)
+            self._parent = self._hash((self._parent, block, keys))
             new.append(self._parent)
         return new
 

@@ -65,7 +65,9 @@ def engine_arguments(
 
     unknown = sorted(set(further) - set(EngineArgs.__dataclass_fields__))
     if unknown:
-        raise ConfigurationError(f"Neither MiniPIC nor vLLM's EngineArgs knows {', '.join(unknown)}")
+        raise ConfigurationError(
+            f"Neither MiniPIC nor vLLM's EngineArgs knows {', '.join(unknown)}"
+        )
     arguments: dict[str, Any] = {"model": resolve_model(model)}
     if current_platform.is_cpu():
         # A compiled model needs a C++ compiler, and minutes.

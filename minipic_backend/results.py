@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Chunk", "Completion", "Explanation", "Result", "SegmentRow", "Timing", "Usage", "WarmReport"]
+__all__ = [
+    "Chunk",
+    "Completion",
+    "Explanation",
+    "Result",
+    "SegmentRow",
+    "Timing",
+    "Usage",
+    "WarmReport",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +137,14 @@ class Explanation:
         head = ("#", "kind", "what", "tokens", "pads", "offset", "state", "text")
         body = [
             (
-                str(row.index), row.kind, row.label, str(row.num_tokens), str(row.num_pads),
-                str(row.offset), row.state, row.preview,
+                str(row.index),
+                row.kind,
+                row.label,
+                str(row.num_tokens),
+                str(row.num_pads),
+                str(row.offset),
+                row.state,
+                row.preview,
             )
             for row in self.rows
         ]

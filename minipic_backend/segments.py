@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +170,7 @@ def parse_segments(
     segments: list[Segment] = []
     offset = 0
     num_frame_tokens = 0
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         kind = _kind(int(tokens[start]), config)
         num_pads = _num_trailing_pads(tokens, start, end, kind, config, is_last=end == bounds[-1])
         if options.offsets == "padded":
@@ -213,7 +214,9 @@ def _num_trailing_pads(
             "The pad token stands in the prefix, whose pads are ordinary tokens", start + first_pad
         )
     if num_pads != end - start - first_pad:
-        raise MalformedSpansError("A pad token stands before the end of a segment", start + first_pad)
+        raise MalformedSpansError(
+            "A pad token stands before the end of a segment", start + first_pad
+        )
     if is_last and kind is SegmentKind.DEPENDENT:
         raise MalformedSpansError("The prompt ends in pad tokens", start + first_pad)
     return num_pads

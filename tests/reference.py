@@ -56,9 +56,7 @@ class Reference:
     ) -> tuple[torch.Tensor, KV]:
         """Logits and new keys and values of `tokens`, causal among themselves."""
         count, before = tokens.shape[1], visible.shape[0]
-        seen = torch.cat(
-            [visible.expand(count, -1), torch.ones(count, count).tril().bool()], dim=1
-        )
+        seen = torch.cat([visible.expand(count, -1), torch.ones(count, count).tril().bool()], dim=1)
         mask = torch.zeros(1, 1, count, before + count, dtype=torch.float64)
         mask.masked_fill_(~seen, -torch.inf)
         cache = DynamicCache()

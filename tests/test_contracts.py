@@ -105,7 +105,8 @@ SOURCE_HOLDS: dict[str, list[str]] = {
         "self.positions[:total_num_scheduled_tokens] = (", "compute_slot_mapping(",
     ],
     "v1.worker.gpu.model_runner.GPUModelRunner.execute_model": [
-        "self.gather_batch_req_state(", "dispatch_cg_and_sync_dp(", "self.prepare_attn(input_batch)",
+        "self.gather_batch_req_state(", "dispatch_cg_and_sync_dp(",
+        "self.prepare_attn(input_batch)",
         "self.model_state.prepare_attn(", "self.model_state.prepare_inputs(",
     ],
     "v1.attention.backends.flash_attn.FlashAttentionImpl.forward": [

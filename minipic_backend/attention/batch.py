@@ -90,7 +90,7 @@ def split_batch(
                 assert table is not None
                 dependent.append(DependentRow(request, at, lo, hi, table))
                 continue
-            blocks = ((first // block_size, -(-hi // block_size)),)
+            blocks: tuple[tuple[int, int], ...] = ((first // block_size, -(-hi // block_size)),)
             if frame:
                 blocks = ((0, frame // block_size), *blocks)
             context.append(ContextRow(request, at, hi - lo, blocks, frame + hi - first))

@@ -51,7 +51,8 @@ def rotate(
     if is_neox:
         a, b = rotated.narrow(dim, 0, half), rotated.narrow(dim, half, half)
     else:
-        a, b = rotated.unflatten(dim, (half, 2)).unbind(dim + 1)
+        pairs = (*rotated.shape[:dim], half, 2, *rotated.shape[dim + 1 :])
+        a, b = rotated.reshape(pairs).unbind(dim + 1)
     # (a', b') = (a cos - b sin, b cos + a sin)
     first, second = a * cos - b * sin, b * cos + a * sin
     if is_neox:

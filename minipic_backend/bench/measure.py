@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from minipic_backend.bench.engines import Session
@@ -134,7 +135,7 @@ def measure_decode(
             begin = max(one.token_times[0] for one in served)
             end = min(one.token_times[-1] for one in served)
             times = sorted({t for t in served[0].token_times if begin <= t <= end})
-            gaps = [1000 * (b - a) for a, b in zip(times, times[1:], strict=False)]
+            gaps = [1000 * (b - a) for a, b in pairwise(times)]
             values.append(statistics.median(gaps))
     case = f"{batch} x {context}" + (f" in {documents} documents" if documents else ", no spans")
     details = {"steps": steps, "spans": in_spans, "tokens": [len(prompt) for prompt in prompts][:1]}

@@ -25,7 +25,8 @@ class RandomPrompts:
 
     def tokens(self, count: int) -> list[int]:
         """`count` ordinary token ids."""
-        return self._rng.integers(_FIRST_ID, _LAST_ID, size=count).tolist()
+        ids: list[int] = self._rng.integers(_FIRST_ID, _LAST_ID, size=count).tolist()
+        return ids
 
     def prefix(self, count: int) -> list[int]:
         """A prefix of whole blocks, `count` tokens or a little more."""
@@ -50,4 +51,5 @@ def wiki_shaped_lengths(count: int, seed: int) -> list[int]:
     long tail, and 60 for the rest; mean about 1,260 tokens."""
     rng = np.random.default_rng(seed)
     passages = rng.lognormal(mean=np.log(81.0), sigma=0.895, size=(count, 10)).clip(12, 900)
-    return (passages.sum(axis=1) + 60).astype(int).tolist()
+    lengths: list[int] = (passages.sum(axis=1) + 60).astype(int).tolist()
+    return lengths

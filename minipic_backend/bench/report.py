@@ -36,7 +36,7 @@ def environment(model: str, engine_args: dict[str, Any]) -> dict[str, Any]:
 def format_table(rows: Sequence[Row], baseline: str | None) -> str:
     """A line per figure: median, spread, and the ratio to the same case on `baseline`."""
     base = {(row.bench, row.case): row.median for row in rows if row.variant == baseline}
-    cells = [("bench", "case", "engine", "median", "min–max", "unit", f"/ {baseline or '-'}")]
+    cells = [("bench", "case", "engine", "median", "min-max", "unit", f"/ {baseline or '-'}")]
     for row in rows:
         reference = base.get((row.bench, row.case))
         cells.append(
@@ -45,7 +45,7 @@ def format_table(rows: Sequence[Row], baseline: str | None) -> str:
                 row.case,
                 row.variant,
                 f"{row.median:.4g}",
-                f"{min(row.values):.4g}–{max(row.values):.4g}",
+                f"{min(row.values):.4g} - {max(row.values):.4g}",
                 row.unit,
                 f"{row.median / reference:.3f}" if reference else "",
             )

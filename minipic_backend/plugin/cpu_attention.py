@@ -22,10 +22,10 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from minipic_backend.attention.batch import BatchRows, ContextRow, DependentRow, split_batch
 from minipic_backend.attention.gathered import GatheredRow, gathered_attention
 from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
 from minipic_backend.attention.rotation import RotaryTable
-from minipic_backend.attention.batch import BatchRows, ContextRow, DependentRow, split_batch
 from minipic_backend.plugin.enable import span_config
 from minipic_backend.segments import SegmentTable
 
@@ -88,9 +88,7 @@ class SpanCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         unrotated = self.span_config.key_encoding == "unrotated"
         if batch is None or not (batch.has_spans or unrotated):
             return _widen(super().build(common_prefix_len, common, fast_build))
-        rows = split_batch(
-            batch.tables, batch.num_computed, batch.num_scheduled, self.block_size
-        )
+        rows = split_batch(batch.tables, batch.num_computed, batch.num_scheduled, self.block_size)
         tables = common.block_table_tensor
         gathered = [self._dependent(row, tables, unrotated=unrotated) for row in rows.dependent]
         if unrotated:
@@ -190,8 +188,15 @@ class SpanCPUImpl(CPUAttentionBackendImpl):
     ) -> torch.Tensor:
         metadata = attn_metadata
         if not isinstance(metadata, SpanCPUMetadata) or metadata.context_queries is None:
-            return super().forward(
-                layer, query, key, value, kv_cache, metadata, output, output_scale,
+            return super().forward(  # type: ignore[no-any-return]
+                layer,
+                query,
+                key,
+                value,
+                kv_cache,
+                metadata,
+                output,
+                output_scale,
                 output_block_scale,
             )
         if output_scale is not None or output_block_scale is not None:
@@ -201,7 +206,9 @@ class SpanCPUImpl(CPUAttentionBackendImpl):
         halves = kv_cache.view(num_blocks, num_kv_heads, 2 * block_size, -1)
         key_cache, value_cache = halves.chunk(2, dim=2)
         if metadata.context_queries.numel():
-            self._context_rows(layer, query, key_cache, value_cache, metadata, output)
+            self._context_rows(
+                metadata.context_queries, layer, query, key_cache, value_cache, metadata, output
+            )
         if self._layout is None:
             self._layout = self._probe(layer, kv_cache)
         assert self.rotary is not None
@@ -221,6 +228,7 @@ class SpanCPUImpl(CPUAttentionBackendImpl):
 
     def _context_rows(
         self,
+        context_queries: torch.Tensor,
         layer: Any,
         query: torch.Tensor,
         key_cache: torch.Tensor,
@@ -228,7 +236,7 @@ class SpanCPUImpl(CPUAttentionBackendImpl):
         metadata: SpanCPUMetadata,
         output: torch.Tensor,
     ) -> None:
-        queries = query.index_select(0, metadata.context_queries)
+        queries = query.index_select(0, context_queries)
         out = torch.empty_like(queries)
         ops.cpu_attention_with_kv_cache(
             query=queries,
@@ -249,7 +257,7 @@ class SpanCPUImpl(CPUAttentionBackendImpl):
             v_scale=layer._v_scale_float,
             kv_cache_dtype=self.kv_cache_dtype,
         )
-        output.index_copy_(0, metadata.context_queries, out)
+        output.index_copy_(0, context_queries, out)
 
     def _probe(self, layer: Any, kv_cache: torch.Tensor) -> BlockLayout:
         """The kernel's packing, read off a block written beside the real cache."""

@@ -38,7 +38,7 @@ class SpanCPUWorker(CPUWorker):
             )
         # vLLM's worker names its runner's class in the middle of init_device: no registry.
         self.model_runner.__class__ = SpanCPUModelRunner
-        self.model_runner.adopt(config)  # type: ignore[attr-defined]
+        self.model_runner.adopt(config)
 
 
 class SpanCPUModelRunner(CPUModelRunner):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import (
@@ -22,13 +23,21 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadataBuilder,
 )
 
-from minipic_backend.attention.dispatch import SpanWork, plan_dependent, run_dependent
+from minipic_backend.attention.dispatch import (
+    AttentionShape,
+    SpanWork,
+    plan_dependent,
+    run_dependent,
+)
 from minipic_backend.attention.rotary import Rotary
-from minipic_backend.attention.rows import QueryRows, Run
+from minipic_backend.attention.rows import PlacedRun
+from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.plugin.cuda_graphs import GraphRows
 from minipic_backend.plugin.cuda_state import SpanBatch
 from minipic_backend.plugin.enable import span_config
 from minipic_backend.segments import SegmentKind
+
+_NO_QUERIES = np.empty(0, dtype=np.int64)
 
 __all__ = ["SpanFlashBackend", "SpanFlashImpl", "SpanFlashMetadataBuilder"]
 
@@ -66,6 +75,13 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         super().__init__(*args, **kwargs)
         self.span_config = span_config(self.vllm_config)
         self.is_unrotated = self.span_config.key_encoding == "unrotated"
+        self.shape = AttentionShape(
+            self.num_heads_q,
+            self.num_heads_kv,
+            self.headdim,
+            self.block_size,
+            unrotated=self.is_unrotated,
+        )
         self.graph_rows: GraphRows | None = None
         self.captures_spans = False
 
@@ -82,7 +98,7 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         if self.captures_spans or (spans is not None and spans.for_graph):
             assert self.graph_rows is not None
             metadata = _widen(super().build(0, common, fast_build))
-            metadata.context_queries = _nothing(self.device)
+            metadata.context_queries = torch.empty(0, dtype=torch.int64, device=self.device)
             metadata.work = self.graph_rows.work(common, spans)
             return metadata
         assert spans is not None
@@ -91,70 +107,43 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
     def _build_mixed(
         self, common: CommonAttentionMetadata, spans: SpanBatch, fast_build: bool
     ) -> SpanFlashMetadata:
-        context: list[tuple[int, int, Run]] = []  # request, first query, run
-        gathered: list[tuple[int, int, Run]] = []
+        context: list[PlacedRun] = []
+        others: list[PlacedRun] = []
         for request, runs in enumerate(spans.runs):
             query = int(spans.query_start[request])
             for run in runs:
                 is_context = run.kind is not SegmentKind.DEPENDENT and not self.is_unrotated
-                (context if is_context else gathered).append((request, query, run))
+                (context if is_context else others).append(PlacedRun(request, query, run))
                 query += run.num_tokens
-        if context:
-            metadata = _widen(super().build(0, self._context_batch(common, context), fast_build))
-        else:
-            metadata = _widen(super().build(0, common, fast_build))
-        if gathered:
+        batch = self._context_batch(common, context) if context else common
+        metadata = _widen(super().build(0, batch, fast_build))
+        if others:
             metadata.work = plan_dependent(
-                _rows(common, gathered),
-                [run.seen for _, _, run in gathered],
-                self.device,
-                unrotated=self.is_unrotated,
-                num_heads=self.num_heads_q,
-                num_kv_heads=self.num_heads_kv,
-                head_size=self.headdim,
-                block_size=self.block_size,
+                others, common.block_table_tensor, self.shape, virtual=True
             )
-            indices = [np.arange(q, q + run.num_tokens) for _, q, run in context]
-            metadata.context_queries = (
-                async_tensor_h2d(np.concatenate(indices), device=self.device, dtype=torch.int64)
-                if indices
-                else _nothing(self.device)
+            metadata.context_queries = async_tensor_h2d(
+                np.concatenate([_NO_QUERIES, *(_queries(placed) for placed in context)]),
+                device=self.device,
             )
         return metadata
 
     def _context_batch(
-        self, common: CommonAttentionMetadata, context: list[tuple[int, int, Run]]
+        self, common: CommonAttentionMetadata, context: list[PlacedRun]
     ) -> CommonAttentionMetadata:
         """The context runs as a batch of ordinary sequences: frame blocks, then own blocks."""
-        size = self.block_size
-        num_keys = [run.num_frame_tokens + run.end - run.segment_start for _, _, run in context]
-        width = -(-max(num_keys) // size)
-        columns = np.zeros((len(context), width), dtype=np.int64)
-        for row, ((_, _, run), keys) in enumerate(zip(context, num_keys, strict=True)):
-            frame = run.num_frame_tokens // size
-            own = -(-keys // size) - frame
-            first = run.segment_start // size
-            columns[row, :frame] = np.arange(frame)
-            columns[row, frame : frame + own] = np.arange(first, first + own)
-        requests = np.array([[request] for request, _, _ in context], dtype=np.int64)
-        num_queries = np.array([run.num_tokens for _, _, run in context], dtype=np.int32)
-        start_loc = np.zeros(len(context) + 1, dtype=np.int32)
-        np.cumsum(num_queries, out=start_loc[1:])
-        seq_lens = torch.tensor(num_keys, dtype=torch.int32)
-        table = common.block_table_tensor[
-            async_tensor_h2d(requests, device=self.device),
-            async_tensor_h2d(columns, device=self.device),
-        ]
+        sequences = context_sequences(context, common.block_table_tensor, self.block_size)
+        num_queries = np.array([placed.run.num_tokens for placed in context], dtype=np.int32)
+        start_loc = np.concatenate([[0], np.cumsum(num_queries)]).astype(np.int32)
         return common.replace(
-            query_start_loc=async_tensor_h2d(start_loc, device=self.device),
+            query_start_loc=sequences.cu_seqlens_q,
             query_start_loc_cpu=torch.from_numpy(start_loc),
-            seq_lens=async_tensor_h2d(seq_lens, device=self.device),
-            seq_lens_cpu_upper_bound=seq_lens,
+            seq_lens=sequences.seqused_k,
+            seq_lens_cpu_upper_bound=None,
             num_reqs=len(context),
             num_actual_tokens=int(start_loc[-1]),
-            max_query_len=int(num_queries.max()),
-            max_seq_len=max(num_keys),
-            block_table_tensor=table,
+            max_query_len=sequences.max_seqlen_q,
+            max_seq_len=sequences.max_seqlen_k,
+            block_table_tensor=sequences.block_table,
             is_prefilling=None,
         )
 
@@ -181,13 +170,21 @@ class SpanFlashImpl(FlashAttentionImpl):
     ) -> torch.Tensor:
         metadata = attn_metadata
         if not isinstance(metadata, SpanFlashMetadata) or metadata.work is None:
-            return super().forward(
-                layer, query, key, value, kv_cache, metadata, output, output_scale,
+            return super().forward(  # type: ignore[no-any-return]
+                layer,
+                query,
+                key,
+                value,
+                kv_cache,
+                metadata,
+                output,
+                output_scale,
                 output_block_scale,
             )
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("fused output quantization with spans")
-        assert self.rotary is not None and metadata.context_queries is not None
+        assert self.rotary is not None
+        assert metadata.context_queries is not None
         if metadata.context_queries.numel():
             out = torch.empty_like(output[: metadata.num_actual_tokens])
             super().forward(
@@ -201,7 +198,8 @@ class SpanFlashImpl(FlashAttentionImpl):
             )
             output.index_copy_(0, metadata.context_queries, out)
         # As FlashAttentionImpl splits it: [num_blocks, block_size, num_kv_heads, head_size] each.
-        key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        slots = kv_cache.transpose(1, 2)
+        key_cache, value_cache = torch.split(slots, self.head_size, dim=-1)
         run_dependent(
             metadata.work,
             query,
@@ -213,8 +211,17 @@ class SpanFlashImpl(FlashAttentionImpl):
             soft_cap=self.logits_soft_cap,
             k_scale=layer._k_scale_float,
             v_scale=layer._v_scale_float,
+            attend=self._attend,
         )
         return output
+
+    def _attend(self, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """FlashAttention with its log-sum-exp, [num_heads, num_queries]."""
+        from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+
+        return flash_attn_varlen_func(  # type: ignore[no-any-return]
+            **arguments, return_softmax_lse=True, fa_version=self.vllm_flash_attn_version
+        )
 
 
 def _widen(metadata: FlashAttentionMetadata) -> SpanFlashMetadata:
@@ -222,29 +229,5 @@ def _widen(metadata: FlashAttentionMetadata) -> SpanFlashMetadata:
     return SpanFlashMetadata(**own)
 
 
-def _nothing(device: torch.device) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.int64, device=device)
-
-
-def _rows(common: CommonAttentionMetadata, runs: list[tuple[int, int, Run]]) -> QueryRows:
-    """Rows of these runs, one each."""
-    device = common.block_table_tensor.device
-    values = np.array(
-        [
-            [query for _, query, _ in runs],
-            [query + run.num_tokens for _, query, run in runs],
-            [run.end for _, _, run in runs],
-            [request for request, _, _ in runs],
-        ],
-        dtype=np.int32,
-    )
-    query_start, query_end, seq_lens, requests = async_tensor_h2d(values, device=device).unbind(0)
-    lengths = [run.num_tokens for _, _, run in runs]
-    return QueryRows(
-        query_start,
-        query_end,
-        seq_lens,
-        common.block_table_tensor.index_select(0, requests),
-        max(lengths),
-        sum(lengths),
-    )
+def _queries(placed: PlacedRun) -> NDArray[np.int64]:
+    return np.arange(placed.query, placed.query + placed.run.num_tokens, dtype=np.int64)

@@ -15,7 +15,12 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 
-from minipic_backend.attention.dispatch import SpanWork, graph_work, refresh_graph_work
+from minipic_backend.attention.dispatch import (
+    AttentionShape,
+    SpanWork,
+    graph_work,
+    refresh_graph_work,
+)
 from minipic_backend.attention.rows import OPEN_END, QueryRows, RowSegments, SeenSegment
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.plugin.cuda_state import SpanBatch
@@ -32,11 +37,11 @@ class GraphRows:
         max_num_reqs: rows, at most.
         capacity: segments of all rows together, at most.
         device: of the tensors.
-        shape: num_heads, num_kv_heads, head_size, block_size and `unrotated`.
+        shape: of the attention layers.
     """
 
     def __init__(
-        self, max_num_reqs: int, capacity: int, device: torch.device, **shape: Any
+        self, max_num_reqs: int, capacity: int, device: torch.device, shape: AttentionShape
     ) -> None:
         self.capacity = capacity
         self._device = device
@@ -44,7 +49,15 @@ class GraphRows:
         values = torch.zeros((4, capacity), dtype=torch.int32, device=device)
         self._bounds, self._values = bounds, values
         self._key: tuple[Any, ...] | None = None
-        self._work = graph_work(max_num_reqs, device, **shape)
+        self._work = graph_work(
+            max_num_reqs,
+            device,
+            unrotated=shape.unrotated,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_size=shape.head_size,
+            block_size=shape.block_size,
+        )
 
     def work(self, common: Any, spans: SpanBatch | None) -> SpanWork:
         """The work of a batch; without `spans`, of a dummy batch that is captured."""
@@ -81,6 +94,11 @@ class GraphRows:
 
 class SpanCudaGraphManager(ModelCudaGraphManager):
     """vLLM's graphs, and a second set of its FULL ones."""
+
+    span_builders: list[Any]
+    stock_graphs: dict[Any, Any]
+    span_graphs: dict[Any, Any]
+    _capture_descs: dict[Any, Any]
 
     @classmethod
     def adopt(cls, manager: Any, builders: list[Any]) -> SpanCudaGraphManager:

@@ -1,4 +1,4 @@
-"""What the GPU's model runner (V2) keeps of each request, and what it tells attention of a batch."""
+"""What the GPU's model runner (V2) keeps of a request, and tells attention of a batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelSpecificAttnMetadata
 
-from minipic_backend.config import SpanConfig
 from minipic_backend.attention.rows import Run, split_runs
+from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.plugin.hasher import request_segments
 from minipic_backend.segments import SegmentTable
@@ -53,6 +53,8 @@ class SpanModelState(DefaultModelState):
 
     span_config: SpanConfig
     span_tables: dict[str, SegmentTable]
+    row_shifts: torch.Tensor
+    row_shifts_key: tuple[Any, ...] | None
 
     @classmethod
     def adopt(cls, state: Any, config: SpanConfig) -> SpanModelState:
@@ -102,7 +104,7 @@ class SpanModelState(DefaultModelState):
         if not for_capture and self.has_spans(input_batch.req_ids):
             batch = self._span_batch(input_batch, is_full=cudagraph_mode.name == "FULL")
             model_specific_attn_metadata = _SpanAttnMetadata(batch)
-        return super().prepare_attn(
+        return super().prepare_attn(  # type: ignore[no-any-return]
             input_batch,
             cudagraph_mode,
             block_tables,

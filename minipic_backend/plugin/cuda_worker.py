@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from minipic_backend.attention.rotary import Rotary
+from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.cuda_attention import SpanFlashImpl, SpanFlashMetadataBuilder
@@ -36,6 +38,11 @@ class SpanCudaWorker(Worker):
 class SpanGPUModelRunner(GPUModelRunner):
     """Puts our attention, state and graphs in place, and chooses the graphs of each step."""
 
+    model_state: Any
+    cudagraph_manager: Any
+    span_config: SpanConfig
+    span_capacity: int
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self.span_config = check_config(self.vllm_config)
         with seams.attention_backend("FLASH_ATTN", _BACKEND):
@@ -49,9 +56,8 @@ class SpanGPUModelRunner(GPUModelRunner):
             if not isinstance(impl, SpanFlashImpl):
                 raise ConfigurationError(f"The span attention is not in place in {name}")
             if id(table) not in on_device:
-                on_device[id(table)] = Rotary(
-                    table.cos_sin.to(self.device), table.is_neox, table.mscale
-                )
+                cos_sin = torch.cat([table.cos, table.sin], dim=1).to(self.device)
+                on_device[id(table)] = Rotary(cos_sin, table.is_neox, table.mscale)
             impl.rotary = on_device[id(table)]
         if self.span_config.key_encoding == "unrotated":
             skip_rotation(self.model)
@@ -71,14 +77,7 @@ class SpanGPUModelRunner(GPUModelRunner):
             if not isinstance(builder, SpanFlashMetadataBuilder):
                 raise ConfigurationError("The span metadata builder is not in place")
             builder.graph_rows = GraphRows(
-                self.max_num_reqs,
-                self.span_capacity,
-                self.device,
-                num_heads=builder.num_heads_q,
-                num_kv_heads=builder.num_heads_kv,
-                head_size=builder.headdim,
-                block_size=builder.block_size,
-                unrotated=builder.is_unrotated,
+                self.max_num_reqs, self.span_capacity, self.device, builder.shape
             )
         self.cudagraph_manager = SpanCudaGraphManager.adopt(self.cudagraph_manager, builders)
         return result

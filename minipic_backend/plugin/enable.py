@@ -20,6 +20,8 @@ DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 """vLLM's own default on a CPU is 128, most of which a short document would leave as pads."""
 
 
+_CACHE_DTYPES = ("auto", "bfloat16", "float16")
+
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
@@ -62,7 +64,8 @@ def enable_spans(engine_args: Any) -> None:
     config = SpanConfig.from_dict(given)
     if config.block_size != engine_args.block_size:
         raise ConfigurationError(
-            f"block_size={config.block_size} in {CONFIG_KEY!r}, but vLLM's is {engine_args.block_size}"
+            f"block_size={config.block_size} in {CONFIG_KEY!r}, but vLLM's is "
+            f"{engine_args.block_size}"
         )
     if engine_args.enable_prefix_caching is False:
         raise ConfigurationError("Spans need prefix caching; do not switch it off")
@@ -121,7 +124,7 @@ def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanCo
         (vllm_config.parallel_config.decode_context_parallel_size > 1, "decode context parallel"),
         (vllm_config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallel"),
         (cache.kv_sharing_fast_prefill, "kv_sharing_fast_prefill"),
-        (cache.cache_dtype not in ("auto", "bfloat16", "float16"), f"a {cache.cache_dtype} KV cache"),
+        (cache.cache_dtype not in _CACHE_DTYPES, f"a {cache.cache_dtype} KV cache"),
         (vllm_config.parallel_config.use_ubatching, "dual-batch overlap"),
         (_has_mixed_full_graphs(vllm_config), "FULL CUDA graphs of mixed batches"),
     ):
@@ -176,7 +179,8 @@ def _check_kv_cache(model: str, kv_cache_config: Any) -> None:
     kinds = {type(group.kv_cache_spec).__name__ for group in groups}
     if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
         raise UnsupportedModelError(
-            f"Spans need full attention in every layer; {model} has {', '.join(sorted(kinds)) or 'none'}"
+            f"Spans need full attention in every layer; {model} has "
+            f"{', '.join(sorted(kinds)) or 'none'}"
         )
 
 

@@ -53,7 +53,9 @@ def find_rotary(model: nn.Module, model_name: str, max_model_len: int) -> dict[s
             tables[id(rotary)] = _table(rotary, max_model_len, model_name)
         found[layer.layer_name] = tables[id(rotary)]
     if not found:
-        raise UnsupportedModelError(f"Spans do not work with {model_name}: no attention layers found")
+        raise UnsupportedModelError(
+            f"Spans do not work with {model_name}: no attention layers found"
+        )
     return found
 
 

@@ -29,7 +29,7 @@ class _SpanScheduling(Scheduler):
     def add_request(self, request: Request) -> None:
         if self.span_hasher is None or request._block_hasher is not self.span_hasher:
             raise ConfigurationError("The span block hasher is not in place")
-        if request.resumable and request.minipic_chain:  # type: ignore[attr-defined]
+        if request.resumable and request.minipic_chain:
             # Its prompt would grow behind the segments that were read. Never scheduled.
             request.abort_immediately = True
         super().add_request(request)

@@ -56,7 +56,7 @@ def on_create_engine_config(enable: Callable[[Any], None]) -> None:
         return stock(self, *args, **kwargs)
 
     create_engine_config.minipic_stock = stock  # type: ignore[attr-defined]
-    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign]
+    EngineArgs.create_engine_config = create_engine_config
 
 
 def replace_next_block_hasher(make: Callable[..., Any]) -> None:
@@ -70,7 +70,7 @@ def replace_next_block_hasher(make: Callable[..., Any]) -> None:
 
     stock = core.get_request_block_hasher
 
-    def get_request_block_hasher(hash_block_size: int, hash_function: Callable[[Any], bytes]) -> Any:
+    def get_request_block_hasher(hash_block_size: int, hash_function: Any) -> Any:
         core.get_request_block_hasher = stock
         return make(stock(hash_block_size, hash_function), hash_block_size, hash_function)
 
@@ -111,7 +111,6 @@ def none_hash() -> bytes:
     from vllm.v1.core import kv_cache_utils
 
     return bytes(kv_cache_utils.NONE_HASH)
-
 
 
 def cached_blocks(scheduler: Any, block_hashes: list[bytes]) -> list[bool]:

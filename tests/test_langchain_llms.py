@@ -78,7 +78,7 @@ def test_streams_tell_usage_once() -> None:
 
 
 def test_batch_runs_in_the_engine_at_once() -> None:
-    engine = FakeEngine(echo, ttft_s=0.3)
+    engine = FakeEngine(echo, gather=20)
     llm = MiniPIC(model="m", engine=engine)
     texts = [f"q{index}" for index in range(20)]
     assert llm.batch(texts) == [text.upper() for text in texts]

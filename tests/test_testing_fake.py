@@ -53,7 +53,7 @@ def test_answers_constant_list_and_function() -> None:
 
 
 def test_answers_of_a_list_keep_its_order() -> None:
-    engine = FakeEngine(lambda prompt: prompt.parts[0].text, ttft_s=0.02)
+    engine = FakeEngine(lambda prompt: prompt.parts[0].text, gather=20)
     prompts = [f"p{index}" for index in range(20)]
     assert [result.text for result in engine.generate(prompts)] == prompts
     assert [result.text for result in asyncio.run(engine.agenerate(prompts))] == prompts

@@ -11,11 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError, EngineClosedError, RequestAbortedError
+from minipic_backend.errors import (
+    ConfigurationError,
+    EngineClosedError,
+    EngineError,
+    RequestAbortedError,
+)
 from minipic_backend.prompt import Prompt
 from minipic_backend.testing._layout import FakeSegment
 
 __all__ = ["FakeCall", "RequestLog", "Running"]
+
+_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -33,18 +40,29 @@ class Running:
 
     call: FakeCall
     segments: Sequence[FakeSegment]
+    gathered: threading.Event
     started: float = field(default_factory=time.perf_counter)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, seconds: float) -> None:
         """Stand in for `seconds` of work, or until somebody aborts the request."""
-        self.ended.wait(seconds)
+        for pause in self._pauses(seconds):
+            self.ended.wait(pause)
 
     async def await_(self, seconds: float) -> None:
         """`wait` without holding up the event loop; the abort may come from any thread."""
+        for pause in self._pauses(seconds):
+            await asyncio.sleep(pause)
+
+    def _pauses(self, seconds: float) -> Iterator[float]:
         end = time.perf_counter() + seconds
-        while (left := end - time.perf_counter()) > 0 and not self.ended.is_set():
-            await asyncio.sleep(min(left, 0.01))
+        while not self.ended.is_set():
+            left = end - time.perf_counter()
+            if left < -_PATIENCE_S:
+                raise EngineError("Too few requests ran together for gather=")
+            if left <= 0 and self.gathered.is_set():
+                return
+            yield min(left, 0.01) if left > 0 else 0.005
 
 
 class RequestLog:
@@ -56,7 +74,9 @@ class RequestLog:
         max_concurrency: the most requests that ever ran at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gather: int) -> None:
+        self._gather = gather
+        self._gathered = threading.Event()
         self.calls: list[FakeCall] = []
         self.aborted: list[str] = []
         self.max_concurrency = 0
@@ -71,7 +91,7 @@ class RequestLog:
     ) -> Iterator[Running]:
         """Admit a request, and strike it off however it ends."""
         request_id = options.get("request_id") or f"fake-{next(self._ids)}"
-        running = Running(FakeCall(request_id, prompt, dict(options)), segments)
+        running = Running(FakeCall(request_id, prompt, dict(options)), segments, self._gathered)
         with self._lock:
             self.check_open()
             if request_id in self._running:
@@ -79,6 +99,8 @@ class RequestLog:
             self.calls.append(running.call)
             self._running[request_id] = running
             self.max_concurrency = max(self.max_concurrency, len(self._running))
+            if self.max_concurrency >= self._gather:
+                self._gathered.set()
         try:
             yield running
         except BaseException:  # GeneratorExit and CancelledError too: the caller left

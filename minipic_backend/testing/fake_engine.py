@@ -42,6 +42,8 @@ class FakeEngine:
         max_model_len: tokens of prompt and answer together.
         ttft_s: seconds of work before the first token.
         token_s: seconds of work per further token of a stream.
+        gather: answer nobody before this many requests have run at once: shows that a caller
+            really asks concurrently, however slow the machine. Gives up after half a minute.
         technique, frame, primer, late: defaults, as an engine has them.
     """
 
@@ -54,6 +56,7 @@ class FakeEngine:
         block_size: int = 16,
         ttft_s: float = 0.0,
         token_s: float = 0.0,
+        gather: int = 0,
         technique: str = "primed",
         frame: str | None = None,
         primer: Any = None,
@@ -67,7 +70,7 @@ class FakeEngine:
         self._layout = FakeLayout(
             block_size, technique=technique, frame=frame, primer=primer, late=late
         )
-        self._log = RequestLog()
+        self._log = RequestLog(gather)
         self._cache: set[Any] = set()
         self._cache_lock = threading.Lock()
 

@@ -1,0 +1,188 @@
+"""The CUDA plugin's bookkeeping on a CPU: what reaches FlashAttention, the kernels, and the graphs.
+
+vLLM's own FlashAttention cannot run here; `tests/gpu` holds the whole against the reference.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from minipic_backend.attention.dispatch import AttentionShape
+from minipic_backend.attention.rows import OPEN_END
+from minipic_backend.config import SpanConfig, SpanOptions
+from minipic_backend.plugin import cuda_attention, cuda_graphs, cuda_state
+from minipic_backend.segments import SegmentTable, parse_segments
+
+SIZE = 16
+CONFIG = SpanConfig(ssep=3, pdep=4, pad=5, block_size=SIZE)
+
+
+def padded(ids: list[int], filler: int) -> list[int]:
+    return ids + [filler] * (-len(ids) % SIZE)
+
+
+PROMPT = [
+    *padded(list(range(10, 40)), 9),  # prefix: 32 tokens
+    *padded([3, *range(50, 70)], 5),  # span: 21 tokens, 11 pads
+    *padded([3, *range(70, 75)], 5),  # span: 6 tokens, 10 pads
+    *[4, *range(80, 90)],  # question: 11 tokens
+]
+
+
+def table(**options: Any) -> SegmentTable:
+    found = parse_segments(PROMPT, CONFIG, SpanOptions(**options))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def state() -> cuda_state.SpanModelState:
+    new = object.__new__(cuda_state.SpanModelState)
+    new.span_config = CONFIG
+    new.span_tables = {"spans": table()}
+    new.row_shifts = torch.zeros(8, dtype=torch.int64)
+    new.row_shifts_key = None
+    return new
+
+
+def input_batch(req_ids: list[str], starts: list[int], counts: list[int]) -> SimpleNamespace:
+    positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
+    return SimpleNamespace(
+        req_ids=req_ids,
+        num_reqs=len(req_ids),
+        num_reqs_after_padding=len(req_ids),
+        num_computed_tokens_np=np.array(starts),
+        num_scheduled_tokens=np.array(counts),
+        query_start_loc_np=np.concatenate([[0], np.cumsum(counts)]),
+        positions=torch.from_numpy(positions),
+    )
+
+
+def test_mixed_batch_gets_cached_positions(state: cuda_state.SpanModelState) -> None:
+    batch = input_batch(["plain", "spans"], [7, 0], [3, len(PROMPT)])
+    spans = state._span_batch(batch, is_full=False)
+    wanted = np.concatenate([[7, 8, 9], table().cached_positions(0, len(PROMPT))])
+    assert batch.positions.tolist() == wanted.tolist()
+    assert [len(runs) for runs in spans.runs] == [1, 4]
+    assert spans.key is None
+
+
+def test_decode_batch_shifts_positions_and_is_recognized(state: cuda_state.SpanModelState) -> None:
+    at = len(PROMPT) + 4
+    first = input_batch(["spans", "plain"], [at, 20], [1, 1])
+    spans = state._span_batch(first, is_full=True)
+    assert first.positions.tolist() == [int(table().cached_positions(at, at + 1)[0]), 20]
+    later = input_batch(["spans", "plain"], [at + 1, 21], [1, 1])
+    assert state._span_batch(later, is_full=True).key == spans.key
+    assert later.positions.tolist() == [first.positions[0] + 1, 21]
+    other = input_batch(["plain", "spans"], [22, at + 2], [1, 1])
+    assert state._span_batch(other, is_full=True).key != spans.key
+    assert other.positions.tolist() == [22, first.positions[0] + 2]
+
+
+def test_a_single_token_of_a_span_is_never_taken_for_a_steady_decode(
+    state: cuda_state.SpanModelState,
+) -> None:
+    batch = input_batch(["spans"], [40], [1])
+    assert state._span_batch(batch, is_full=True).key is None
+    assert batch.positions.tolist() == table().cached_positions(40, 41).tolist()
+
+
+def builder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A builder whose parent notes the batch that it is given."""
+    new = object.__new__(cuda_attention.SpanFlashMetadataBuilder)
+    new.device = torch.device("cpu")
+    new.block_size = SIZE
+    new.is_unrotated = False
+    new.captures_spans = False
+    new.shape = AttentionShape(4, 2, 32, SIZE, itemsize=4)
+
+    def build(self: Any, prefix: int, common: Any, fast: bool = False) -> Any:
+        return cuda_attention.FlashAttentionMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc,
+            max_seq_len=common.max_seq_len,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+        )
+
+    monkeypatch.setattr(cuda_attention.FlashAttentionMetadataBuilder, "build", build)
+    return new
+
+
+def common(starts: list[int], counts: list[int], num_blocks: int = 8) -> Any:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    loc = torch.tensor(np.concatenate([[0], np.cumsum(counts)]), dtype=torch.int32)
+    lens = torch.tensor([s + c for s, c in zip(starts, counts, strict=True)], dtype=torch.int32)
+    table = torch.arange(len(starts) * num_blocks, dtype=torch.int32).view(len(starts), num_blocks)
+    return CommonAttentionMetadata(
+        query_start_loc=loc,
+        query_start_loc_cpu=loc,
+        seq_lens=lens,
+        num_reqs=len(starts),
+        num_actual_tokens=int(loc[-1]),
+        max_query_len=max(counts),
+        max_seq_len=int(lens.max()),
+        block_table_tensor=table + 100,
+        slot_mapping=torch.zeros(int(loc[-1]), dtype=torch.int64),
+    )
+
+
+def test_context_runs_become_sequences_and_the_rest_is_planned(
+    state: cuda_state.SpanModelState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, counts = [7, 0], [3, len(PROMPT)]
+    spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
+    metadata = builder(monkeypatch).build(0, common(starts, counts), spans=spans)
+    # plain, prefix, two spans behind the prefix
+    assert metadata.query_start_loc.tolist() == [0, 3, 35, 67, 83]
+    assert metadata.seq_lens.tolist() == [10, 32, 64, 48]
+    first = 108  # of the second request
+    assert metadata.block_table[1, :2].tolist() == [first, first + 1]
+    assert metadata.block_table[2, :4].tolist() == [first + i for i in (0, 1, 2, 3)]
+    assert metadata.block_table[3, :3].tolist() == [first + i for i in (0, 1, 4)]
+    assert metadata.context_queries.tolist() == list(range(83))
+    (part,) = metadata.work.paged
+    assert part.rows.query_start.tolist() == [83]
+    assert part.rows.query_end.tolist() == [94]
+    assert part.segments.start[:4].tolist() == [0, 32, 64, 80]
+    assert part.segments.end[:4].tolist() == [32, 53, 70, OPEN_END]
+    assert part.segments.shift[:4].tolist() == [0, 0, 21, 0]
+
+
+def test_a_batch_without_spans_keeps_the_metadata_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = builder(monkeypatch).build(0, common([5], [3]))
+    assert type(metadata) is cuda_attention.FlashAttentionMetadata
+
+
+def test_graph_rows_are_rewritten_only_when_the_batch_changes(
+    state: cuda_state.SpanModelState,
+) -> None:
+    shape = AttentionShape(4, 2, 32, SIZE, itemsize=4)
+    rows = cuda_graphs.GraphRows(4, 64, torch.device("cpu"), shape)
+    at = len(PROMPT)
+    filled: list[int] = []
+    fill = rows._fill
+    rows._fill = lambda seen, n: (filled.append(n), fill(seen, n))  # type: ignore[method-assign]
+    address = None
+    for step in range(3):
+        batch = input_batch(["spans", "plain"], [at + step, 20 + step], [1, 1])
+        spans = state._span_batch(batch, is_full=True)
+        work = rows.work(common([at + step, 20 + step], [1, 1]), spans)
+        (part,) = work.paged
+        assert part.segments.first.tolist() == [0, 4]
+        assert part.segments.last.tolist() == [4, 5]
+        assert part.segments.shift[:5].tolist() == [0, 0, 21, 0, 0]
+        assert address in (None, part.segments.start.data_ptr())
+        address = part.segments.start.data_ptr()
+    assert filled == [2]

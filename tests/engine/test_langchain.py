@@ -1,0 +1,128 @@
+"""The LangChain classes on the real engine: one chain, every way to call it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import HumanMessage
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_minipic import ChatMiniPIC, MiniPIC, SpanPromptTemplate
+
+from minipic_backend import EngineClosedError, PromptError
+
+DOCUMENTS = [
+    Document(
+        f"The {colour} box holds {thing}. It stands in room {number}, on the shelf by the window, "
+        "and nobody but the caretaker has a key to that room.",
+        id=colour,
+    )
+    for number, (colour, thing) in enumerate(
+        [("red", "coins"), ("blue", "letters"), ("green", "seeds"), ("white", "maps")], start=11
+    )
+]
+QUESTION = "What does the blue box hold?"
+
+
+class Rotating(BaseRetriever):
+    """The same documents in another order each time."""
+
+    turn: int = 0
+
+    def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
+        self.turn += 1
+        return DOCUMENTS[self.turn % 4 :] + DOCUMENTS[: self.turn % 4]
+
+
+@pytest.fixture(scope="module")
+def llm(model: str) -> Iterator[ChatMiniPIC]:
+    options = {"max_model_len": 2048, "kv_cache_gib": 0.125}
+    with ChatMiniPIC(model=model, engine_options=options, temperature=0, max_tokens=6) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def prompt() -> SpanPromptTemplate:
+    return SpanPromptTemplate.from_messages(
+        [("system", "Answer from the documents."), ("human", "{context}\n\nQuestion: {question}")]
+    )
+
+
+@pytest.fixture(scope="module")
+def chain(llm: ChatMiniPIC, prompt: SpanPromptTemplate) -> Runnable[Any, Any]:
+    return {"context": Rotating(), "question": RunnablePassthrough()} | prompt | llm
+
+
+def reset(llm: ChatMiniPIC) -> None:
+    llm._get_engine().reset_cache()  # type: ignore[attr-defined]
+
+
+def test_documents_are_read_in_any_order(llm: ChatMiniPIC, chain: Runnable[Any, Any]) -> None:
+    reset(llm)
+    details = [chain.invoke(QUESTION).usage_metadata["input_token_details"] for _ in range(3)]
+    assert details[0]["cache_read"] == 0
+    assert details[0]["cache_creation"] > 0
+    # From the third on, each document was a span at least once: only the late one is computed.
+    spans = details[-1]["cache_read"]
+    assert spans > 0.8 * details[0]["cache_creation"]
+
+
+def test_every_way_to_call_gives_the_same_answer(
+    llm: ChatMiniPIC, prompt: SpanPromptTemplate
+) -> None:
+    value = prompt.invoke({"context": DOCUMENTS, "question": QUESTION})
+
+    async def astream() -> list[Any]:
+        return [chunk async for chunk in llm.astream(value)]
+
+    whole = llm.invoke(value)
+    for chunks in (list(llm.stream(value)), asyncio.run(astream())):
+        assert len(chunks) > 2
+        assert "".join(chunk.content for chunk in chunks) == whole.content
+        assert chunks[-1].usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"]
+    others = [*llm.batch([value] * 2), *asyncio.run(llm.abatch([value] * 2))]
+    assert {message.content for message in others} == {whole.content}
+
+
+def test_warm_and_explain(llm: ChatMiniPIC, prompt: SpanPromptTemplate) -> None:
+    reset(llm)
+    assert llm.warm(DOCUMENTS, prompt).num_spans == len(DOCUMENTS)
+    value = prompt.invoke({"context": DOCUMENTS[::-1], "question": QUESTION})
+    rows = llm.explain(value).rows
+    assert [row.state for row in rows] == ["warm"] * 4 + ["cold"]
+    usage = llm.invoke(value).usage_metadata
+    assert usage["input_token_details"]["cache_read"] == sum(row.num_tokens for row in rows[:-1])
+
+
+def test_stop_and_max_tokens(llm: ChatMiniPIC) -> None:
+    whole = llm.invoke("Count from one to twenty.")
+    assert whole.response_metadata["finish_reason"] == "length"
+    stop = whole.content[3:6]
+    stopped = llm.invoke("Count from one to twenty.", stop=[stop])
+    assert stopped.content == whole.content[: whole.content.index(stop)]
+    pieces = list(llm.stream("Count from one to twenty.", stop=[stop]))
+    assert "".join(piece.content for piece in pieces) == stopped.content
+
+
+def test_timeout_and_bad_prompts_leave_it_serving(llm: ChatMiniPIC) -> None:
+    slow = llm.model_copy(update={"timeout": 0.2, "max_tokens": 1500})
+    with pytest.raises(TimeoutError):
+        slow.invoke("Tell a long story.", ignore_eos=True)
+    with pytest.raises(PromptError, match="2048"):
+        llm.invoke("word " * 3000)
+    assert llm.invoke("Say hello.").content
+
+
+def test_text_model_shares_the_engine(llm: ChatMiniPIC) -> None:
+    text = MiniPIC(model=llm.model, engine_options=llm.engine_options, temperature=0, max_tokens=4)
+    assert "Paris" in text.invoke("The capital of France is")
+    assert text._get_engine() is llm._get_engine()
+    text.close()
+    with pytest.raises(EngineClosedError):
+        text.invoke("x")
+    assert llm.get_num_tokens("The capital of France is") == 5
+    assert llm.invoke([HumanMessage("Say hello.")]).content

@@ -13,6 +13,8 @@ its queries come rotated by t_i; as R_a R_b = R_{a+b}, the same score is
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from minipic_backend.attention.rotary import Rotary
 from minipic_backend.config import KeyEncoding
 from minipic_backend.segments import Segment, SegmentKind, SegmentTable
 
-__all__ = ["naive_rotate", "naive_span_attention", "visibility"]
+__all__ = ["naive_rotate", "naive_span_attention", "naive_varlen_attention", "visibility"]
 
 
 def naive_rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
@@ -145,3 +147,46 @@ def _positions(table: SegmentTable | None, num_tokens: int, *, logical: bool) ->
         return torch.arange(num_tokens)
     positions = table.logical_positions if logical else table.cached_positions
     return torch.from_numpy(positions(0, num_tokens))
+
+
+def naive_varlen_attention(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    seqused_k: Tensor,
+    max_seqlen_k: int,
+    block_table: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    softcap: float,
+    out: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """What `flash_attn_varlen_func` computes over a paged cache, as `virtual.Attend`."""
+    lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
+    bounds = cu_seqlens_q.tolist()
+    assert max_seqlen_q == max(b - a for a, b in pairwise(bounds))
+    assert max_seqlen_k == int(seqused_k.max())
+    block_size = k.shape[1]
+    for row, num_keys in enumerate(seqused_k.tolist()):
+        lo, hi = bounds[row], bounds[row + 1]
+        blocks = block_table[row, : -(-num_keys // block_size)].long()
+        keys, values = (
+            cache[blocks]
+            .flatten(0, 1)[:num_keys]
+            .double()
+            .repeat_interleave(q.shape[1] // k.shape[2], dim=1)
+            for cache in (k, v)
+        )
+        scores = torch.einsum("qhd,khd->hqk", q[lo:hi].double(), keys) * softmax_scale
+        if softcap > 0:
+            scores = softcap * torch.tanh(scores / softcap)
+        if causal:
+            last = torch.arange(num_keys - (hi - lo), num_keys, device=q.device)[:, None]
+            scores.masked_fill_(torch.arange(num_keys, device=q.device) > last, -torch.inf)
+        lse[:, lo:hi] = scores.logsumexp(-1)
+        weights = scores.softmax(-1).nan_to_num(0.0)
+        out[lo:hi] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
+    return out, lse

@@ -16,11 +16,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from minipic_backend.segments import Segment, SegmentKind, SegmentTable
 
-__all__ = ["OPEN_END", "QueryRows", "RowSegments", "Run", "SeenSegment", "split_runs"]
+__all__ = [
+    "OPEN_END",
+    "PlacedRun",
+    "QueryRows",
+    "RowSegments",
+    "Run",
+    "SeenSegment",
+    "split_runs",
+    "upload",
+]
 
 OPEN_END = 2**31 - 1
 """`end` of a segment that is still growing; the query bounds it."""
@@ -66,6 +76,21 @@ class Run:
     @property
     def num_tokens(self) -> int:
         return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRun:
+    """A run in a batch.
+
+    Args:
+        request: row of its request in the block table.
+        query: index of its first query in the batch.
+        run: the run.
+    """
+
+    request: int
+    query: int
+    run: Run
 
 
 def split_runs(table: SegmentTable | None, start: int, end: int) -> list[Run]:
@@ -194,7 +219,15 @@ class RowSegments:
         flat = [(s.start, s.end, s.shift, s.base) for row in rows for s in row] or [(0, 0, 0, 0)]
         offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
         fields = np.asarray(flat, dtype=np.int32).T
-        packed = torch.from_numpy(np.concatenate((offsets, fields.ravel()))).to(device)
+        packed = upload(np.concatenate((offsets, fields.ravel())), torch.device(device))
         offsets_on_device, rest = packed[: len(offsets)], packed[len(offsets) :]
         start, end, shift, base = rest.view(4, -1).unbind(0)
         return cls(offsets_on_device[:-1], offsets_on_device[1:], start, end, shift, base)
+
+
+def upload(values: NDArray[np.integer], device: torch.device) -> Tensor:
+    """As int32 on the device, without waiting for it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor

@@ -12,7 +12,7 @@ neither segments nor requests need to be of like length. An item cut among worke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class WorkPlan:
         device: torch.device | str = "cpu",
     ) -> WorkPlan:
         """Room for any batch of `max_rows` rows and `max_tokens` queries."""
-        max_items = min(max_rows + max_tokens // block_q, max_tokens)
+        max_items = _max_items(max_rows, max_tokens, block_q)
         shapes = (
             (max_items, ITEM_FIELDS.value),
             (max_items + num_workers, PIECE_FIELDS.value),
@@ -72,6 +72,13 @@ class WorkPlan:
             torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes
         )
         return cls(items, pieces, workers, block_q, block_n, window)
+
+    def narrowed(self, max_rows: int, max_tokens: int) -> WorkPlan:
+        """The beginning of these buffers, as a plan for smaller batches."""
+        max_items = _max_items(max_rows, max_tokens, self.block_q)
+        return replace(
+            self, items=self.items[:max_items], pieces=self.pieces[: max_items + self.num_workers]
+        )
 
     @property
     def num_workers(self) -> int:
@@ -93,7 +100,7 @@ def plan_work(
         min_share: keys below which it does not pay to cut an item.
     """
     max_items = plan.items.shape[0]
-    if min(rows.num_rows + rows.num_tokens // plan.block_q, rows.num_tokens) > max_items:
+    if _max_items(rows.num_rows, rows.num_tokens, plan.block_q) > max_items:
         raise ValueError(f"A plan of {max_items} items is too small for {rows.num_tokens} queries")
     if max_items == 0:
         return plan
@@ -132,3 +139,7 @@ def plan_work(
         num_warps=num_warps,
     )
     return plan
+
+
+def _max_items(max_rows: int, max_tokens: int, block_q: int) -> int:
+    return min(max_rows + max_tokens // block_q, max_tokens)

@@ -40,8 +40,8 @@ def make_table(
 
 @dataclass
 class Heads:
-    num_heads: int = 4
-    num_kv_heads: int = 2
+    num_heads: int = 2
+    num_kv_heads: int = 1
     head_size: int = 32
     rotary_dim: int = 32
     is_neox: bool = True

@@ -88,7 +88,9 @@ def span_local_kernel(
     worker = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
-    eye = (d[:, None] == d[None, :]).to(q_ptr.dtype.element_ty) if IN_REGISTERS else 0
+    eye = 0
+    if IN_REGISTERS:
+        eye = tl.where(d[:, None] == d[None, :], 1.0, 0.0).to(q_ptr.dtype.element_ty)
     head = kv_head * GROUP + m % GROUP
 
     record = workers_ptr + worker * WORKER_FIELDS

@@ -1,0 +1,137 @@
+"""The rule, and a batch of everything through it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import Batch, Heads, Request, make_table
+from paged import max_error
+
+from minipic_backend.attention import dispatch
+from minipic_backend.attention.dispatch import (
+    graph_work,
+    plan_dependent,
+    prefers_virtual,
+    refresh_graph_work,
+    run_dependent,
+)
+from minipic_backend.attention.geometry import (
+    AttentionShape,
+    choose_geometry,
+    choose_num_workers,
+)
+from minipic_backend.attention.naive import naive_varlen_attention
+from minipic_backend.attention.rows import PlacedRun, split_runs
+from minipic_backend.segments import SegmentKind
+
+LLAMA_8B = AttentionShape(num_heads=32, num_kv_heads=8, head_size=128, block_size=16)
+
+
+def shape_of(batch, **changes):
+    heads = batch.heads
+    return AttentionShape(
+        heads.num_heads, heads.num_kv_heads, heads.head_size, batch.block_size, itemsize=4,
+        unrotated=batch.encoding == "unrotated", **changes,
+    )  # fmt: skip
+
+
+def test_geometry_of_a_llama():
+    assert [choose_geometry(LLAMA_8B, n).block_m for n in (1, 4, 5, 16, 17, 50, 2048)] == [
+        16, 16, 32, 64, 128, 128, 128,
+    ]  # fmt: skip
+    assert choose_num_workers(LLAMA_8B, choose_geometry(LLAMA_8B, 1), num_sms=132) == 33
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 7, 16, 20, 71])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_tile_holds_a_query_of_every_head(head_size, group, itemsize):
+    shape = AttentionShape(group, 1, head_size, 16, itemsize)
+    for n in (1, 3, 100):
+        assert choose_geometry(shape, n).block_m >= group
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "num_documents", "document", "is_virtual"),
+    [(50, 100, 1000, True), (2048, 10, 1000, True), (50, 10, 121, False), (1, 100, 1000, False)],
+)
+def test_the_rule(num_queries, num_documents, document, is_virtual):
+    table = make_table(16, [document] * num_documents, num_queries, 16)
+    (run,) = split_runs(table, table.last.start, table.num_prompt_tokens)
+    assert prefers_virtual(LLAMA_8B, [PlacedRun(0, 0, run)]) is is_virtual
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("encoding", ["span_local", "unrotated"])
+def test_a_batch_of_everything(device, encoding, virtual, monkeypatch):
+    monkeypatch.setattr(dispatch, "prefers_virtual", lambda *_: True)
+    monkeypatch.setattr(dispatch, "MIN_SHARE", 16)
+    table = make_table(20, [18, 3], 21, 16)
+    end = table.num_prompt_tokens
+    requests = [Request(table, end + 2, end + 3), Request(table, 70, end), Request(None, 8, 9)]
+    batch = Batch(requests, Heads(), encoding, device=device)
+    runs = [PlacedRun(i, batch.query_start(i, run.start), run) for i, run in batch.runs()]
+    if encoding == "span_local":
+        runs = [p for p in runs if p.run.kind is not SegmentKind.SPAN]
+    work = plan_dependent(runs, batch.block_table(), shape_of(batch), virtual=virtual)
+    assert (work.virtual is not None) == (virtual and encoding == "span_local")
+    run_dependent(
+        work, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out, scale=0.25,
+        attend=naive_varlen_attention,
+    )  # fmt: skip
+    mine = torch.cat([torch.arange(p.query, p.query + p.run.num_tokens) for p in runs])
+    mine = mine[~batch.is_pad()[mine]]
+    assert max_error(batch.out[mine], batch.expected(0.25)[mine]) < 1e-5
+
+
+@pytest.mark.parametrize("encoding", ["span_local", "unrotated"])
+def test_buffers_of_a_graph_serve_one_batch_after_another(device, encoding):
+    """Also what a graph replays: the addresses of the first batch with the plan of the second."""
+    table = make_table(16, [18, 3], 5, 16)
+    end = table.num_prompt_tokens
+    heads = Heads()
+    work = graph_work(
+        4, torch.device(device), unrotated=encoding == "unrotated", num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads, head_size=heads.head_size, block_size=16, itemsize=4,
+    )  # fmt: skip
+    addresses = set()
+    for step, requests in enumerate(
+        (
+            [Request(table, end, end + 1), Request(None, 3, 4), Request(table, end + 7, end + 8)],
+            [Request(None, 40, 41), Request(table, end + 2, end + 3), Request(None, 0, 1)],
+        )
+    ):
+        batch = Batch(requests, heads, encoding, device=device, seed=step)
+        current = refresh_graph_work(work, *batch.rows())
+        (part,) = current.paged
+        addresses.add((part.plan.items.data_ptr(), part.plan.pieces.data_ptr()))
+        run_dependent(
+            current, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out,
+            scale=0.25,
+        )  # fmt: skip
+        assert max_error(batch.out, batch.expected(0.25)) < 1e-5
+    assert len(addresses) == 1
+
+
+def test_a_plan_for_a_varlen_attention_needs_one(device):
+    table = make_table(20, [18], 21, 16)
+    batch = Batch([Request(table, 64, 85)], Heads(), "span_local", device=device)
+    runs = [PlacedRun(0, 0, batch.runs()[0][1])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "prefers_virtual", lambda *_: True)
+        work = plan_dependent(runs, batch.block_table(), shape_of(batch), virtual=True)
+    with pytest.raises(ValueError, match="varlen"):
+        run_dependent(
+            work, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out,
+            scale=0.25,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [{"window": 9}, {"unrotated": True}])
+def test_windows_and_unrotated_keys_stay_with_the_paged_kernel(device, change, monkeypatch):
+    monkeypatch.setattr(dispatch, "prefers_virtual", lambda *_: True)
+    table = make_table(20, [18], 21, 16)
+    batch = Batch([Request(table, 64, 85)], Heads(), "span_local", device=device)
+    runs = [PlacedRun(0, 0, batch.runs()[0][1])]
+    shape = AttentionShape(2, 1, 32, 16, **change)
+    assert plan_dependent(runs, batch.block_table(), shape, virtual=True).virtual is None

@@ -1,0 +1,119 @@
+"""Copies of queries through a varlen attention, and spans as virtual sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import Batch, Heads, Request, make_table
+from paged import max_error, relative_error
+
+from minipic_backend.attention.naive import naive_varlen_attention
+from minipic_backend.attention.rows import PlacedRun, SeenSegment
+from minipic_backend.attention.sequences import context_sequences, joined
+from minipic_backend.attention.virtual import plan_virtual, virtual_attention
+from minipic_backend.segments import SegmentKind
+
+
+def placed_runs(batch, *kinds):
+    runs = [PlacedRun(i, batch.query_start(i, run.start), run) for i, run in batch.runs()]
+    return [placed for placed in runs if placed.run.kind in kinds]
+
+
+def run_virtual(batch, scale=0.25, soft_cap=0.0, max_copies=10**6):
+    runs = placed_runs(batch, SegmentKind.DEPENDENT)
+    plan = plan_virtual(runs, batch.block_table(), batch.block_size, max_copies)
+    virtual_attention(
+        batch.query, batch.key_cache, batch.value_cache, plan, batch.rotary, batch.out,
+        naive_varlen_attention, scale=scale, soft_cap=soft_cap,
+    )  # fmt: skip
+    return plan
+
+
+def check(batch, expected):
+    """Dependent queries are right, but for pads; others are left alone."""
+    mine = torch.zeros(len(batch.query), dtype=torch.bool)
+    for placed in placed_runs(batch, SegmentKind.DEPENDENT):
+        mine[placed.query : placed.query + placed.run.num_tokens] = True
+    assert batch.out[~mine].isnan().all()
+    mine &= ~batch.is_pad()
+    assert max_error(batch.out[mine], expected[mine]) < 1e-5
+
+
+@pytest.mark.parametrize("num_spans", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("frame", ["none", "prefix"])
+def test_questions(device, num_spans, frame):
+    table = make_table(19, [17, 16, 31, 1, 16, 5, 2][:num_spans], 9, 16, frame=frame)
+    end = table.num_prompt_tokens
+    requests = [Request(table, table.last.start, end), Request(table, end + 1, end + 3)]
+    batch = Batch(requests, Heads(num_heads=6, num_kv_heads=2), "span_local", device=device)
+    run_virtual(batch)
+    check(batch, batch.expected(0.25))
+
+
+@pytest.mark.parametrize("max_copies", [1, 10, 45])
+def test_passes(device, max_copies):
+    table = make_table(19, [16, 31], 9, 16)
+    end = table.num_prompt_tokens
+    requests = [Request(table, 40, end), Request(None, 3, 6), Request(table, 0, end)]
+    batch = Batch(requests, Heads(), "span_local", device=device)
+    plan = run_virtual(batch, max_copies=max_copies)
+    assert len(plan.passes) > 1
+    assert all(p.source.shape[0] <= max(max_copies, 4) for p in plan.passes)
+    check(batch, batch.expected(0.25))
+
+
+@pytest.mark.parametrize(
+    "heads", [Heads(head_size=80, rotary_dim=32), Heads(num_heads=40, is_neox=False)], ids=str
+)
+def test_heads(device, heads):
+    table = make_table(0, [16, 18], 5, 16)
+    batch = Batch([Request(table, 48, table.num_prompt_tokens)], heads, "span_local", device=device)
+    run_virtual(batch, soft_cap=2.0)
+    check(batch, batch.expected(0.25, soft_cap=2.0))
+
+
+def test_bfloat16(device):
+    """As in test_paged, and the partial outputs are rounded before they are merged."""
+    table = make_table(16, [40, 30, 17], 8, 16)
+    batch = Batch(
+        [Request(table, table.last.start, table.num_prompt_tokens)], Heads(), "span_local",
+        dtype=torch.bfloat16, device=device,
+    )  # fmt: skip
+    run_virtual(batch)
+    assert relative_error(batch.out, batch.expected(0.25)) < 2.0**-8
+
+
+def test_spans_behind_their_frames(device):
+    """Several spans of one chunk, one from its middle on, the prefix, an ordinary prompt."""
+    table = make_table(20, [18, 33, 5], 4, 16)
+    requests = [Request(table, 8, 120), Request(None, 20, 37), Request(table, 70, 100)]
+    batch = Batch(requests, Heads(), "span_local", device=device)
+    runs = placed_runs(batch, SegmentKind.PREFIX, SegmentKind.SPAN)
+    s = context_sequences(runs, batch.block_table(), 16)
+    queries = torch.cat(
+        [torch.arange(p.query, p.query + p.run.num_tokens, device=device) for p in runs]
+    )
+    out, _ = naive_varlen_attention(
+        q=batch.query[queries], k=batch.key_cache, v=batch.value_cache,
+        cu_seqlens_q=s.cu_seqlens_q, max_seqlen_q=s.max_seqlen_q, seqused_k=s.seqused_k,
+        max_seqlen_k=s.max_seqlen_k, block_table=s.block_table, softmax_scale=0.25, causal=True,
+        softcap=0.0, out=torch.empty_like(batch.query[queries]),
+    )  # fmt: skip
+    assert max_error(out, batch.expected(0.25)[queries.cpu()]) < 1e-5
+
+
+def test_neighbours_that_one_query_serves_are_joined():
+    segments = [
+        SeenSegment(0, 32, 0, 0), SeenSegment(32, 40, 0, 0), SeenSegment(48, 48, 3, 0),
+        SeenSegment(48, 64, 0, 0), SeenSegment(64, 80, 5, 0),
+    ]  # fmt: skip
+    assert [(s.start, s.end, s.shift) for s in joined(segments)] == [
+        (0, 40, 0), (48, 64, 0), (64, 80, 5),
+    ]  # fmt: skip
+
+
+def test_hidden_markers_are_refused(device):
+    table = make_table(0, [5, 5], 5, 16, see_markers=False)
+    batch = Batch([Request(table, 32, 37)], Heads(), "span_local", device=device)
+    with pytest.raises(ValueError, match="start at a block"):
+        run_virtual(batch)

@@ -1,0 +1,100 @@
+"""`minipic explain MODEL FILE`: a prompt's segments, without starting an engine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from minipic_backend.cli.messages import parse_prompt
+from minipic_backend.config import (
+    Frame,
+    Offsets,
+    SpanConfig,
+    SpanOptions,
+    Technique,
+    resolve_technique,
+)
+from minipic_backend.errors import ConfigurationError, ModelNotFoundError, PromptError
+from minipic_backend.models import resolve_model
+
+if TYPE_CHECKING:
+    from minipic_backend.results import Explanation
+
+__all__ = ["add_arguments", "explain", "load_tokenizer", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `minipic explain`."""
+    parser.add_argument("model", metavar="MODEL", help="folder or hub name: for its tokenizer")
+    parser.add_argument("file", metavar="FILE", help="JSON messages; - for standard input")
+    parser.add_argument("--technique", choices=get_args(Technique), default="primed")
+    parser.add_argument("--frame", choices=get_args(Frame), help="instead of the technique's")
+    parser.add_argument("--late", type=int, metavar="K", help="instead of the technique's")
+    parser.add_argument("--no-primer", action="store_true", help="leave the primer out")
+    parser.add_argument("--offsets", choices=get_args(Offsets), default="compact")
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        default=32,
+        metavar="TOKENS",
+        help="of the engine's KV cache: 32 on a CPU (default), 16 on CUDA",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the table.
+
+    Raises:
+        MiniPICError: whatever is wrong with model, file or options.
+    """
+    print(explain(options))
+    return 0
+
+
+def explain(options: argparse.Namespace) -> Explanation:
+    """The layout of the prompt in `options.file`."""
+    from minipic_backend.layout import Layout, explain_rows
+    from minipic_backend.markers import choose_markers
+
+    settings = resolve_technique(
+        options.technique,
+        frame=options.frame,
+        late=options.late,
+        primer=False if options.no_primer else None,
+    )
+    span_options = SpanOptions(frame=settings.frame, offsets=options.offsets)
+    prompt = parse_prompt(_read(options.file))
+    tokenizer = load_tokenizer(options.model)
+    markers = choose_markers(tokenizer)
+    config = SpanConfig(
+        markers.ssep, markers.pdep, markers.pad, options.block_size, options=span_options
+    )
+    laid_out = Layout(tokenizer, config).lay_out(prompt, settings, options=span_options)
+    return explain_rows(laid_out)
+
+
+def load_tokenizer(model: str) -> Any:
+    """The tokenizer of a folder or a hub name.
+
+    Raises:
+        ModelNotFoundError: there is none, or it cannot be had.
+    """
+    from transformers import AutoTokenizer
+
+    if Path(model).is_file():
+        raise ConfigurationError(f"{model} is a file; MODEL is a folder or a hub name")
+    try:
+        return AutoTokenizer.from_pretrained(resolve_model(model, progress=sys.stderr.isatty()))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ModelNotFoundError(f"no tokenizer for {model!r}: {reason}") from error
+
+
+def _read(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PromptError(f"cannot read {name}: {reason}") from error

@@ -1,0 +1,1 @@
+"""What `minipic demo` runs: a LangChain RAG chain over Python's own language reference."""

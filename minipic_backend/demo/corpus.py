@@ -156,5 +156,5 @@ def _cut(block: str) -> Iterator[str]:
 
 
 def _clean(text: str) -> str:
-    text = _FOOTNOTE.sub("", _EMPHASIS.sub(r"\2", _BROKEN_WORD.sub("", text)))
+    text = _FOOTNOTE.sub("", _EMPHASIS.sub(r"\2", _BROKEN_WORD.sub("", text))).strip()
     return _ITEM.sub("- ", text, count=1) if _ITEM.match(text) else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -83,8 +84,9 @@ def _ask(engine: Engine, options: argparse.Namespace) -> None:
     session = Session(engine, retriever)
     questions = QUESTIONS[: options.questions]
     measured = []
+    # disable=None: no bar where stderr is no terminal; the answers show progress enough.
     with tqdm(
-        total=Session.STEPS * (len(questions) + 1), unit="prompt", leave=False, file=sys.stderr
+        total=Session.STEPS * (len(questions) + 1), unit="prompt", leave=False, disable=None
     ) as bar:
         bar.set_description("warming up")
         # Not counted: the first prompts of a process pay for threads and memory pools.
@@ -107,7 +109,9 @@ def _check(option: str, value: int, most: int) -> None:
 def _quiet() -> None:
     """vLLM's and torch's start-up notes are not what a demo is about. Must precede their import;
     what the user set stays."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if "VLLM_LOGGING_LEVEL" not in os.environ:
+        os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+        logging.getLogger("vllm").setLevel(logging.ERROR)  # until vLLM has read the variable
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")

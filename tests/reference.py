@@ -57,7 +57,7 @@ class Reference:
         """Logits and new keys and values of `tokens`, causal among themselves."""
         count, before = tokens.shape[1], visible.shape[0]
         seen = torch.cat([visible.expand(count, -1), torch.ones(count, count).tril().bool()], dim=1)
-        mask = torch.zeros(1, 1, count, before + count, dtype=torch.float64)
+        mask = torch.zeros(1, 1, count, before + count, dtype=self.model.dtype)
         mask.masked_fill_(~seen, -torch.inf)
         cache = DynamicCache()
         for layer, (key, value) in enumerate(past):
@@ -87,4 +87,4 @@ class Reference:
         angles = shift * self.model.model.rotary_emb.inv_freq.double()
         cos, sin = angles.cos(), angles.sin()
         a, b = key.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(key.dtype)

@@ -1,17 +1,16 @@
 """The attention backend of the CPU platform.
 
-Context rows (ordinary requests, prefixes, spans behind their frame) go through vLLM's own C++
-kernel as sequences of a batch that vLLM never saw; dependent rows through `gathered_attention`.
-A batch without spans is left to vLLM's backend untouched. Under `unrotated` every row is gathered.
+Context runs (ordinary requests, prefixes, spans behind their frame) go through vLLM's own C++
+kernel as sequences of a batch that vLLM never saw; dependent runs through `gathered_attention`.
+A batch without spans is left to vLLM's backend untouched. Under `unrotated` every run is gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import numpy as np
 import torch
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -22,12 +21,13 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from minipic_backend.attention.batch import BatchRows, ContextRow, DependentRow, split_batch
-from minipic_backend.attention.gathered import GatheredRow, gathered_attention
+from minipic_backend.attention.gathered import GatheredRun, gather_run, gathered_attention
 from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
-from minipic_backend.attention.rotation import RotaryTable
+from minipic_backend.attention.rotary import Rotary
+from minipic_backend.attention.rows import PlacedRun, split_runs
+from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.plugin.enable import span_config
-from minipic_backend.segments import SegmentTable
+from minipic_backend.segments import SegmentKind, SegmentTable
 
 __all__ = ["BatchSegments", "SpanCPUBackend", "SpanCPUImpl", "SpanCPUMetadataBuilder"]
 
@@ -47,16 +47,16 @@ class BatchSegments:
 
 @dataclass
 class SpanCPUMetadata(CPUAttentionMetadata):
-    """vLLM's metadata, over the context rows only, and the rows that are gathered.
+    """vLLM's metadata, over the context runs only, and the runs that are gathered.
 
     Args:
-        context_queries: indices of the context rows' queries in the batch, int64; None where the
+        context_queries: indices of the context runs' queries in the batch, int64; None where the
             batch has no spans and the metadata is vLLM's own.
-        gathered: rows for `gathered_attention`.
+        gathered: runs for `gathered_attention`.
     """
 
     context_queries: torch.Tensor | None = None
-    gathered: list[GatheredRow] = field(default_factory=list)
+    gathered: list[GatheredRun] = field(default_factory=list)
 
 
 class SpanCPUBackend(CPUAttentionBackend):
@@ -88,90 +88,48 @@ class SpanCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         unrotated = self.span_config.key_encoding == "unrotated"
         if batch is None or not (batch.has_spans or unrotated):
             return _widen(super().build(common_prefix_len, common, fast_build))
-        rows = split_batch(batch.tables, batch.num_computed, batch.num_scheduled, self.block_size)
-        tables = common.block_table_tensor
-        gathered = [self._dependent(row, tables, unrotated=unrotated) for row in rows.dependent]
-        if unrotated:
-            gathered += [self._context(row, tables) for row in rows.context]
-            metadata = _widen(_without_rows(common))
-            metadata.context_queries = torch.empty(0, dtype=torch.int64)
+        context: list[PlacedRun] = []
+        gathered: list[PlacedRun] = []
+        for placed in _placed_runs(batch):
+            is_context = placed.run.kind is not SegmentKind.DEPENDENT and not unrotated
+            (context if is_context else gathered).append(placed)
+        if context:
+            metadata = _widen(super().build(0, self._context_batch(context, common), fast_build))
         else:
-            metadata = _widen(super().build(0, self._context_batch(rows, common), fast_build))
-            metadata.context_queries = _query_indices(rows)
+            metadata = _widen(_without_rows(common))
+        queries = [torch.arange(p.query, p.query + p.run.num_tokens) for p in context]
+        metadata.context_queries = torch.cat([torch.empty(0, dtype=torch.int64), *queries])
         metadata.num_actual_tokens = common.num_actual_tokens
-        metadata.gathered = gathered
+        metadata.gathered = [
+            gather_run(placed, common.block_table_tensor, self.block_size, unrotated=unrotated)
+            for placed in gathered
+        ]
         return metadata
 
     def _context_batch(
-        self, rows: BatchRows, common: CommonAttentionMetadata
+        self, context: list[PlacedRun], common: CommonAttentionMetadata
     ) -> CommonAttentionMetadata:
-        """The context rows as a batch of ordinary sequences."""
-        num_queries = [row.num_queries for row in rows.context]
-        num_keys = [row.num_keys for row in rows.context]
-        width = max((-(-keys // self.block_size) for keys in num_keys), default=1)
-        table = torch.zeros((len(rows.context), width), dtype=torch.int32)
-        for index, row in enumerate(rows.context):
-            ids = _block_ids(common.block_table_tensor, row)
-            table[index, : ids.shape[0]] = ids
-        start_loc = torch.zeros(len(num_queries) + 1, dtype=torch.int32)
-        start_loc[1:] = torch.tensor(num_queries, dtype=torch.int32).cumsum(0)
+        """The context runs as a batch of ordinary sequences."""
+        sequences = context_sequences(context, common.block_table_tensor, self.block_size)
         return common.replace(
-            query_start_loc=start_loc,
-            query_start_loc_cpu=start_loc,
-            seq_lens=torch.tensor(num_keys, dtype=torch.int32),
-            num_reqs=len(num_queries),
-            num_actual_tokens=int(start_loc[-1]),
-            max_query_len=max(num_queries, default=0),
-            max_seq_len=max(num_keys, default=0),
-            block_table_tensor=table,
-        )
-
-    def _dependent(
-        self, row: DependentRow, tables: torch.Tensor, *, unrotated: bool
-    ) -> GatheredRow:
-        table = row.table
-        num_blocks = -(-row.end // self.block_size)
-        num_slots = num_blocks * self.block_size
-        cached = np.zeros(num_slots, dtype=np.int64)
-        logical = np.zeros(num_slots, dtype=np.int64)
-        seen = np.zeros(num_slots, dtype=np.bool_)
-        cached[: row.end] = table.cached_positions(0, row.end)
-        logical[: row.end] = table.logical_positions(0, row.end)
-        seen[: row.end] = table.visible(0, row.end)
-        shifts = logical if unrotated else logical - cached
-        shifts[~seen] = 0
-        mask = _causal_mask(np.arange(row.start, row.end), num_slots)
-        mask[:, ~seen] = -np.inf
-        return GatheredRow(
-            query_start=row.query_start,
-            num_queries=row.num_queries,
-            block_ids=tables[row.request, :num_blocks].long(),
-            shifts=torch.from_numpy(shifts) if shifts.any() else None,
-            query_shifts=torch.from_numpy(logical[row.start : row.end]) if unrotated else None,
-            mask=torch.from_numpy(mask),
-        )
-
-    def _context(self, row: ContextRow, tables: torch.Tensor) -> GatheredRow:
-        block_ids = _block_ids(tables, row).long()
-        num_slots = block_ids.shape[0] * self.block_size
-        queries = np.arange(row.num_keys - row.num_queries, row.num_keys)
-        return GatheredRow(
-            query_start=row.query_start,
-            num_queries=row.num_queries,
-            block_ids=block_ids,
-            shifts=torch.arange(num_slots).clamp_(max=row.num_keys - 1),
-            query_shifts=torch.from_numpy(queries),
-            mask=torch.from_numpy(_causal_mask(queries, num_slots)),
+            query_start_loc=sequences.cu_seqlens_q,
+            query_start_loc_cpu=sequences.cu_seqlens_q,
+            seq_lens=sequences.seqused_k,
+            num_reqs=len(context),
+            num_actual_tokens=int(sequences.cu_seqlens_q[-1]),
+            max_query_len=sequences.max_seqlen_q,
+            max_seq_len=sequences.max_seqlen_k,
+            block_table_tensor=sequences.block_table,
         )
 
 
 class SpanCPUImpl(CPUAttentionBackendImpl):
-    """vLLM's CPU attention, and `gathered_attention` for rows that its kernel cannot serve.
+    """vLLM's CPU attention, and `gathered_attention` for runs that its kernel cannot serve.
 
     `rotary` is set by the runner once the model is loaded.
     """
 
-    rotary: RotaryTable | None = None
+    rotary: Rotary | None = None
     _layout: BlockLayout | None = None
 
     def forward(
@@ -212,13 +170,13 @@ class SpanCPUImpl(CPUAttentionBackendImpl):
         if self._layout is None:
             self._layout = self._probe(layer, kv_cache)
         assert self.rotary is not None
-        for row in metadata.gathered:
-            stop = row.query_start + row.num_queries
-            output[row.query_start : stop] = gathered_attention(
-                query[row.query_start : stop],
+        for run in metadata.gathered:
+            stop = run.query + run.num_queries
+            output[run.query : stop] = gathered_attention(
+                query[run.query : stop],
                 key_cache,
                 value_cache,
-                row,
+                run,
                 self._layout,
                 self.rotary,
                 self.scale,
@@ -293,18 +251,12 @@ def _without_rows(common: CommonAttentionMetadata) -> CPUAttentionMetadata:
     )
 
 
-def _block_ids(tables: torch.Tensor, row: ContextRow) -> torch.Tensor:
-    return torch.cat([tables[row.request, lo:hi] for lo, hi in row.blocks])
-
-
-def _query_indices(rows: BatchRows) -> torch.Tensor:
-    pieces = [
-        torch.arange(row.query_start, row.query_start + row.num_queries) for row in rows.context
-    ]
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
-
-
-def _causal_mask(queries: np.ndarray[Any, Any], num_slots: int) -> np.ndarray[Any, Any]:
-    """float32 [num_queries, num_slots]: 0 where slot <= query, else -inf."""
-    hidden = np.arange(num_slots)[None, :] > queries[:, None]
-    return np.where(hidden, np.float32(-np.inf), np.float32(0.0))
+def _placed_runs(batch: BatchSegments) -> Iterator[PlacedRun]:
+    """Every run of a batch, in the order of its tokens."""
+    query = 0
+    for request, (table, start, count) in enumerate(
+        zip(batch.tables, batch.num_computed, batch.num_scheduled, strict=True)
+    ):
+        for run in split_runs(table, start, start + count):
+            yield PlacedRun(request, query, run)
+            query += run.num_tokens

@@ -24,11 +24,11 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from minipic_backend.attention.dispatch import (
-    AttentionShape,
     SpanWork,
     plan_dependent,
     run_dependent,
 )
+from minipic_backend.attention.geometry import AttentionShape
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun
 from minipic_backend.attention.sequences import context_sequences

@@ -16,11 +16,11 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 
 from minipic_backend.attention.dispatch import (
-    AttentionShape,
     SpanWork,
     graph_work,
     refresh_graph_work,
 )
+from minipic_backend.attention.geometry import AttentionShape
 from minipic_backend.attention.rows import OPEN_END, QueryRows, RowSegments, SeenSegment
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.plugin.cuda_state import SpanBatch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -56,8 +56,7 @@ class SpanGPUModelRunner(GPUModelRunner):
             if not isinstance(impl, SpanFlashImpl):
                 raise ConfigurationError(f"The span attention is not in place in {name}")
             if id(table) not in on_device:
-                cos_sin = torch.cat([table.cos, table.sin], dim=1).to(self.device)
-                on_device[id(table)] = Rotary(cos_sin, table.is_neox, table.mscale)
+                on_device[id(table)] = replace(table, cos_sin=table.cos_sin.to(self.device))
             impl.rotary = on_device[id(table)]
         if self.span_config.key_encoding == "unrotated":
             skip_rotation(self.model)

@@ -9,7 +9,7 @@ from torch import nn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 
-from minipic_backend.attention.rotation import RotaryTable
+from minipic_backend.attention.rotary import Rotary
 from minipic_backend.errors import UnsupportedModelError
 
 __all__ = ["SUPPORTED_ROTARY", "find_rotary", "skip_rotation"]
@@ -35,15 +35,15 @@ class _Unrotated(nn.Module):
         return query, key
 
 
-def find_rotary(model: nn.Module, model_name: str, max_model_len: int) -> dict[str, RotaryTable]:
+def find_rotary(model: nn.Module, model_name: str, max_model_len: int) -> dict[str, Rotary]:
     """The rotary table of each attention layer, by layer name; layers share equal tables.
 
     Raises:
         UnsupportedModelError: a layer without rotary embedding (ALiBi, learned or no positions),
             or with one that we do not know; attention other than full and causal.
     """
-    tables: dict[int, RotaryTable] = {}
-    found: dict[str, RotaryTable] = {}
+    tables: dict[int, Rotary] = {}
+    found: dict[str, Rotary] = {}
     for path, layer in model.named_modules():
         if not isinstance(layer, Attention):
             continue
@@ -90,7 +90,7 @@ def _check_layer(layer: Attention, rotary: Any, path: str, model_name: str) -> N
             )
 
 
-def _table(rotary: Any, max_model_len: int, model_name: str) -> RotaryTable:
+def _table(rotary: Any, max_model_len: int, model_name: str) -> Rotary:
     # The module's own buffer is in the model's dtype; re-computed, it is exact to fp32.
     cache = rotary._compute_cos_sin_cache().float().cpu()
     if cache.shape[0] < max_model_len:
@@ -99,5 +99,4 @@ def _table(rotary: Any, max_model_len: int, model_name: str) -> RotaryTable:
             f"max_model_len={max_model_len}"
         )
     mscale = float(getattr(rotary, "mscale", 1.0))
-    cos, sin = (cache / mscale)[:max_model_len].chunk(2, dim=-1)
-    return RotaryTable(cos.contiguous(), sin.contiguous(), rotary.is_neox_style, mscale)
+    return Rotary((cache / mscale)[:max_model_len].contiguous(), rotary.is_neox_style, mscale)

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from minipic_backend.attention.dispatch import AttentionShape
+from minipic_backend.attention.geometry import AttentionShape
 from minipic_backend.attention.rows import OPEN_END
 from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.plugin import cuda_attention, cuda_graphs, cuda_state

@@ -1,7 +1,7 @@
 """Attention over keys gathered from a paged cache, in plain PyTorch and fp32 (the CPU's path).
 
-Keys are gathered block by block, moved to the positions at which the queries see them, and met
-with all queries of a row at once:
+The keys of a run are gathered block by block, moved to the positions at which its queries see them,
+and met with all queries at once:
 
     scores = scale · (R_q q) · (R_shift k) + mask,   out = softmax(scores) v
 
@@ -12,20 +12,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from minipic_backend.attention.kv_layout import BlockLayout
-from minipic_backend.attention.rotation import RotaryTable, rotate
+from minipic_backend.attention.rotary import Rotary, rotate
+from minipic_backend.attention.rows import PlacedRun
 
-__all__ = ["GatheredRow", "gathered_attention"]
+__all__ = ["GatheredRun", "gather_run", "gathered_attention"]
 
 
 @dataclass
-class GatheredRow:
+class GatheredRun:
     """One run of queries and the keys that they may see.
 
     Args:
-        query_start: index of the first query in the batch.
+        query: index of the first query in the batch.
         num_queries: queries.
         block_ids: physical blocks of the keys, int64 [num_blocks].
         shifts: rotation that each cached key still needs, int64 [num_blocks · block_size]; None
@@ -34,46 +37,86 @@ class GatheredRow:
         mask: added to the scores, float32 [num_queries, num_blocks · block_size]: 0 or -inf.
     """
 
-    query_start: int
+    query: int
     num_queries: int
-    block_ids: torch.Tensor
-    shifts: torch.Tensor | None
-    query_shifts: torch.Tensor | None
-    mask: torch.Tensor
-    _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    block_ids: Tensor
+    shifts: Tensor | None
+    query_shifts: Tensor | None
+    mask: Tensor
+    _angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def key_angles(self, table: RotaryTable) -> tuple[torch.Tensor, torch.Tensor]:
+    def key_angles(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """cos and sin of `shifts`: [num_blocks, 1, rotary_dim / 2, block_size]. Kept, since all
         layers of a model ask for the same few tables."""
         assert self.shifts is not None
-        if id(table) not in self._angles:
+        if id(rotary) not in self._angles:
             num_blocks = self.block_ids.shape[0]
-            self._angles[id(table)] = tuple(  # type: ignore[assignment]
-                part[self.shifts].view(num_blocks, 1, -1, part.shape[1]).transpose(2, 3).contiguous()
-                for part in (table.cos, table.sin)
-            )
-        return self._angles[id(table)]
+            rows = rotary.cos_sin[self.shifts].view(num_blocks, 1, -1, rotary.rotary_dim)
+            cos, sin = rows.transpose(2, 3).contiguous().chunk(2, dim=2)
+            self._angles[id(rotary)] = cos, sin
+        return self._angles[id(rotary)]
+
+
+def gather_run(
+    placed: PlacedRun, block_table: Tensor, block_size: int, *, unrotated: bool
+) -> GatheredRun:
+    """What a run sees, as blocks, shifts and a mask.
+
+    Args:
+        placed: the run in its batch.
+        block_table: [num_requests, max_blocks].
+        block_size: tokens of a block.
+        unrotated: keys are cached without rotation, and the queries come without.
+    """
+    run = placed.run
+    blocks, tokens, visible, shifts = [], [], [], []
+    for seen in run.seen:
+        end = min(seen.end, run.end)
+        if seen.start >= end:
+            continue
+        lo, hi = seen.start // block_size, -(-end // block_size)
+        slots = np.arange(lo * block_size, hi * block_size)
+        is_seen = (slots >= seen.start) & (slots < end)
+        blocks.append(np.arange(lo, hi))
+        tokens.append(slots)
+        visible.append(is_seen)
+        shifts.append(np.where(is_seen, slots + seen.base if unrotated else seen.shift, 0))
+    queries = np.arange(run.start, run.end)
+    is_seen = np.concatenate(visible)[None, :] & (
+        np.concatenate(tokens)[None, :] <= queries[:, None]
+    )
+    mask = np.where(is_seen, np.float32(0.0), np.float32(-np.inf))
+    shift = torch.from_numpy(np.concatenate(shifts))
+    columns = torch.from_numpy(np.concatenate(blocks))
+    return GatheredRun(
+        query=placed.query,
+        num_queries=run.num_tokens,
+        block_ids=block_table[placed.request, columns].long(),
+        shifts=shift if shift.any() else None,
+        query_shifts=torch.from_numpy(queries + run.seen[-1].base) if unrotated else None,
+        mask=torch.from_numpy(mask),
+    )
 
 
 def gathered_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    row: GatheredRow,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    run: GatheredRun,
     layout: BlockLayout,
-    table: RotaryTable,
+    rotary: Rotary,
     scale: float,
     soft_cap: float = 0.0,
-) -> torch.Tensor:
-    """Attention of one row.
+) -> Tensor:
+    """Attention of one run.
 
     Args:
         query: [num_queries, num_heads, head_size], any floating dtype.
         key_cache: [num_blocks, num_kv_heads, block_size, head_size] as vLLM's kernel packs it.
         value_cache: the same for values.
-        row: see `GatheredRow`.
+        run: see `GatheredRun`.
         layout: how a block's numbers are packed.
-        table: rotary table of this layer.
+        rotary: of this layer.
         scale: factor of the scores.
         soft_cap: scores become soft_cap · tanh(score / soft_cap); 0 for none.
 
@@ -83,18 +126,18 @@ def gathered_attention(
     num_queries, num_heads, head_size = query.shape
     num_kv_heads = key_cache.shape[1]
     # k: [num_blocks, num_kv_heads, head_size, block_size]; v: [..., block_size, head_size]
-    k = layout.keys(key_cache.index_select(0, row.block_ids))
-    v = layout.values(value_cache.index_select(0, row.block_ids))
+    k = layout.keys(key_cache.index_select(0, run.block_ids))
+    v = layout.values(value_cache.index_select(0, run.block_ids))
     q = query.float()
-    if row.shifts is not None:
-        cos, sin = row.key_angles(table)
-        k = rotate(k, cos, sin, is_neox=table.is_neox, dim=2)
-    if row.query_shifts is not None:
-        cos, sin = table.cos[row.query_shifts], table.sin[row.query_shifts]
-        q = rotate(q, cos[:, None], sin[:, None], is_neox=table.is_neox)
+    if run.shifts is not None:
+        cos, sin = run.key_angles(rotary)
+        k = rotate(k, cos, sin, is_neox=rotary.is_neox, dim=2)
+    if run.query_shifts is not None:
+        cos, sin = rotary.cos_sin[run.query_shifts][:, None].chunk(2, dim=-1)
+        q = rotate(q, cos, sin, is_neox=rotary.is_neox)
         # mscale was in both rotated operands: once for q, once for k.
-        scale *= table.mscale**2
-    num_keys = row.mask.shape[1]
+        scale *= rotary.mscale**2
+    num_keys = run.mask.shape[1]
     # [num_kv_heads, head_size, num_keys]
     k = k.permute(1, 2, 0, 3).reshape(num_kv_heads, head_size, num_keys).float()
     v = v.permute(1, 0, 2, 3).reshape(num_kv_heads, num_keys, head_size).float()
@@ -105,7 +148,7 @@ def gathered_attention(
     scores = torch.bmm(q * scale, k).view(num_kv_heads, group, num_queries, num_keys)
     if soft_cap:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    weights = torch.softmax(scores.add_(row.mask), dim=-1)
+    weights = torch.softmax(scores.add_(run.mask), dim=-1)
     out = torch.bmm(weights.view(num_kv_heads, group * num_queries, num_keys), v)
     out = out.view(num_kv_heads, group, num_queries, head_size).permute(2, 0, 1, 3)
     return out.reshape(num_queries, num_heads, head_size)

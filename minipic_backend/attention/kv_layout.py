@@ -35,7 +35,8 @@ class BlockLayout:
     keys_are_rows: bool = False
 
     def keys(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Packed [n, num_kv_heads, block_size, head_size] → [n, num_kv_heads, head_size, block_size]."""
+        """Packed [n, num_kv_heads, block_size, head_size] → the same, keys as columns:
+        [n, num_kv_heads, head_size, block_size]."""
         flat = blocks.flatten(2)
         if self.keys_are_rows:
             return blocks.transpose(2, 3)

@@ -47,7 +47,9 @@ class SpanBlockHasher:
         if chain is False:
             return self._stock(request)
 
-        def extra_keys(start: int, end: int) -> tuple[Any, ...] | None:
+        def extra_keys(start: int, end: int, salted: bool) -> tuple[Any, ...] | None:
+            # vLLM salts the block that starts at token 0; nothing else depends on `start` here.
+            start = start if salted else max(start, 1)
             return generate_block_hash_extra_keys(request, start, end, 0)[0]
 
         return chain.extend(  # type: ignore[no-any-return]

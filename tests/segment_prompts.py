@@ -1,0 +1,79 @@
+"""Random prompts of segments, with small blocks, for property tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import given as hypothesis_given
+from hypothesis import strategies as st
+
+from minipic_backend.config import SpanConfig, SpanOptions
+from minipic_backend.segments import SegmentTable, parse_segments
+
+__all__ = ["CONFIG", "PAD", "PDEP", "SSEP", "Drawn", "all_options", "given", "prompts", "words"]
+
+SSEP, PDEP, PAD = 1, 2, 3
+CONFIG = SpanConfig(ssep=SSEP, pdep=PDEP, pad=PAD, block_size=4)
+
+
+def given(*strategies: Any) -> Callable[[Any], Any]:
+    """Hypothesis's `given`, on a machine that has other things to do as well."""
+    quiet = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return lambda test: quiet(hypothesis_given(*strategies)(test))
+
+
+words = st.integers(10, 13)  # few, so that equal blocks occur
+
+all_options = st.builds(
+    SpanOptions,
+    frame=st.sampled_from(["none", "prefix"]),
+    offsets=st.sampled_from(["compact", "padded"]),
+    see_markers=st.booleans(),
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A prompt as it was put together: its parts, and how many pads each ends with."""
+
+    parts: tuple[tuple[int, ...], ...]
+    num_pads: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for part in self.parts for token in part]
+
+    def table(self, options: SpanOptions, config: SpanConfig = CONFIG) -> SegmentTable:
+        table = parse_segments(self.token_ids, config, options)
+        assert table is not None
+        return table
+
+
+def _filled(tokens: list[int]) -> tuple[int, ...]:
+    return (*tokens, *[PAD] * (-len(tokens) % CONFIG.block_size))
+
+
+@st.composite
+def prompts(draw: st.DrawFn, *, min_segments: int = 1, max_segments: int = 6) -> Drawn:
+    """[prefix][SSep …][PDep …]… in any order, ending in a dependent segment; or one lone span."""
+    size = CONFIG.block_size
+    body = st.lists(words, max_size=2 * size)
+    if min_segments <= 1 and draw(st.integers(0, 7)) == 0:
+        lone = _filled([SSEP, *draw(body)])
+        return Drawn((lone,), (sum(token == PAD for token in lone),))
+    num_blocks = draw(st.integers(0, 2))
+    prefix = draw(st.lists(words, min_size=num_blocks * size, max_size=num_blocks * size))
+    middle = draw(
+        st.lists(
+            st.tuples(st.sampled_from([SSEP, SSEP, PDEP]), body),
+            min_size=max(0, min_segments - 1),
+            max_size=max_segments - 1,
+        )
+    )
+    parts = [tuple(prefix)] if prefix else []
+    parts += [_filled([marker, *tokens]) for marker, tokens in middle]
+    parts.append((PDEP, *draw(st.lists(words, max_size=2 * size + 1))))
+    return Drawn(tuple(parts), tuple(sum(token == PAD for token in part) for part in parts))

@@ -80,7 +80,10 @@ def choose_geometry(shape: AttentionShape, max_query_len: int) -> Geometry:
             return Geometry(block_m, 64, num_warps=8, num_stages=2)
         return Geometry(block_m, 32, num_warps=4, num_stages=3 if block_m == 16 else 2)
     num_warps = 4 if block_m < 128 else 8
-    return Geometry(block_m, _BLOCK_N.get(block_m, 64), num_warps, _NUM_STAGES.get(block_m, 2))
+    num_stages = _NUM_STAGES.get(block_m, 2)
+    if shape.unrotated and block_m == 16:
+        num_stages -= 1  # turned keys pass through shared memory, too
+    return Geometry(block_m, _BLOCK_N.get(block_m, 64), num_warps, num_stages)
 
 
 def choose_num_workers(shape: AttentionShape, geometry: Geometry, num_sms: int) -> int:

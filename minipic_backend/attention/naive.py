@@ -48,7 +48,10 @@ def naive_rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
 
 
 def visibility(table: SegmentTable | None, start: int, end: int) -> Tensor:
-    """Which tokens the tokens [start, end) see: bool, [end - start, end] (design.md, 2.3)."""
+    """Which tokens the tokens [start, end) see: bool, [end - start, end].
+
+    A span's see their frame and their own span; all others every token that is not hidden.
+    """
     query = torch.arange(start, end)[:, None]
     key = torch.arange(end)[None, :]
     causal = key <= query
@@ -96,9 +99,9 @@ def naive_span_attention(
     num_tokens, num_queries = key.shape[0], query.shape[0]
     if query_start + num_queries != num_tokens:
         raise ValueError(f"{num_tokens} keys do not end with the last of {num_queries} queries")
-    cached = _positions(table, num_tokens, logical=False)
-    logical = _positions(table, num_tokens, logical=True)
-    shown = visibility(table, query_start, num_tokens)
+    cached = _positions(table, num_tokens, logical=False).to(key.device)
+    logical = _positions(table, num_tokens, logical=True).to(key.device)
+    shown = visibility(table, query_start, num_tokens).to(key.device)
     group = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(group, dim=1)
     value = value.repeat_interleave(group, dim=1)
@@ -129,7 +132,7 @@ def naive_span_attention(
 
 
 def _mscaled(x: Tensor, rotary: Rotary) -> Tensor:
-    factor = torch.ones(x.shape[-1], dtype=x.dtype)
+    factor = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
     factor[: rotary.rotary_dim] = rotary.mscale
     return x * factor
 

@@ -118,7 +118,7 @@ def plan_work(
         rows.num_rows,
         plan.window,
         BLOCK_Q=plan.block_q,
-        BLOCK_ROWS=next_power_of_2(rows.num_rows),
+        BLOCK_ROWS=_bucket(rows.num_rows),
         BLOCK_SEGMENTS=128,
         num_warps=num_warps,
     )
@@ -134,7 +134,7 @@ def plan_work(
         plan.num_workers,
         min_share,
         BLOCK_N=plan.block_n,
-        BLOCK_ITEMS=next_power_of_2(max_items),
+        BLOCK_ITEMS=_bucket(max_items),
         BLOCK_SEGMENTS=128,
         num_warps=num_warps,
     )
@@ -143,3 +143,9 @@ def plan_work(
 
 def _max_items(max_rows: int, max_tokens: int, block_q: int) -> int:
     return min(max_rows + max_tokens // block_q, max_tokens)
+
+
+def _bucket(n: int) -> int:
+    """The least of 64, 256, 1024, … that holds n: few sizes, as each is compiled."""
+    bits = max(next_power_of_2(n).bit_length() - 1, 6)
+    return 1 << (bits + bits % 2)

@@ -50,11 +50,11 @@ def test_questions(device, num_spans, frame):
     check(batch, batch.expected(0.25))
 
 
-@pytest.mark.parametrize("max_copies", [1, 10, 45])
+@pytest.mark.parametrize("max_copies", [1, 10, 25])
 def test_passes(device, max_copies):
-    table = make_table(19, [16, 31], 9, 16)
+    table = make_table(19, [16, 31], 5, 16)
     end = table.num_prompt_tokens
-    requests = [Request(table, 40, end), Request(None, 3, 6), Request(table, 0, end)]
+    requests = [Request(table, 60, end), Request(None, 3, 6), Request(table, end - 4, end)]
     batch = Batch(requests, Heads(), "span_local", device=device)
     plan = run_virtual(batch, max_copies=max_copies)
     assert len(plan.passes) > 1

@@ -12,7 +12,10 @@ from minipic_backend.attention.kernels.tiles import partner_of, unshift_row
 __all__ = ["copy_kernel", "merge_copies_kernel"]
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[],
+    do_not_specialize_on_alignment=["source_ptr", "shift_ptr"],
+)
 def copy_kernel(
     q_ptr,
     copies_ptr,
@@ -48,7 +51,23 @@ def copy_kernel(
     tl.store(copy_ptrs + d[None, :], out.to(copies_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_own",
+        "stride_own_lse",
+        "stride_own_lse_head",
+        "stride_lse",
+        "stride_lse_head",
+    ],
+    do_not_specialize_on_alignment=[
+        "own_lse_ptr",
+        "lse_ptr",
+        "source_ptr",
+        "first_ptr",
+        "step_ptr",
+        "count_ptr",
+    ],
+)
 def merge_copies_kernel(
     out_ptr,
     parts_ptr,

@@ -12,7 +12,10 @@ from minipic_backend.attention.kernels.work import ITEM_FIELDS, WORKER_FIELDS
 __all__ = ["merge_kernel"]
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[],
+    do_not_specialize_on_alignment=["items_ptr", "workers_ptr"],
+)
 def merge_kernel(
     part_ptr,
     part_lse_ptr,

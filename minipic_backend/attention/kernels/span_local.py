@@ -40,7 +40,19 @@ def _rebased(
     return turned
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["window", "num_segments", "stride_table"],
+    do_not_specialize_on_alignment=[
+        "block_table_ptr",
+        "seg_start_ptr",
+        "seg_end_ptr",
+        "seg_shift_ptr",
+        "seg_base_ptr",
+        "items_ptr",
+        "pieces_ptr",
+        "workers_ptr",
+    ],
+)
 def span_local_kernel(
     q_ptr,
     k_ptr,

@@ -33,7 +33,18 @@ def _key_halves(
     return a, b
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["window", "num_segments", "stride_table"],
+    do_not_specialize_on_alignment=[
+        "block_table_ptr",
+        "seg_start_ptr",
+        "seg_end_ptr",
+        "seg_base_ptr",
+        "items_ptr",
+        "pieces_ptr",
+        "workers_ptr",
+    ],
+)
 def unrotated_kernel(
     q_ptr,
     k_ptr,

@@ -1,6 +1,10 @@
 # mypy: ignore-errors
 # Reason: Triton kernels are not typed Python.
-"""Kernels of `attention.work`."""
+"""Kernels of `attention.work`.
+
+Here and in the other kernels, numbers and addresses that change from batch to batch are not
+specialized on: a server must not stop to compile.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,20 @@ PIECE_FIELDS = tl.constexpr(4)
 WORKER_FIELDS = tl.constexpr(5)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "window"],
+    do_not_specialize_on_alignment=[
+        "items_ptr",
+        "query_start_ptr",
+        "query_end_ptr",
+        "seq_lens_ptr",
+        "seg_first_ptr",
+        "seg_last_ptr",
+        "seg_start_ptr",
+        "seg_end_ptr",
+        "seg_base_ptr",
+    ],
+)
 def items_kernel(
     items_ptr,
     query_start_ptr,
@@ -76,7 +93,18 @@ def items_kernel(
     tl.store(record + 5, query_base)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["max_items", "num_workers", "min_share"],
+    do_not_specialize_on_alignment=[
+        "items_ptr",
+        "pieces_ptr",
+        "workers_ptr",
+        "seg_first_ptr",
+        "seg_last_ptr",
+        "seg_start_ptr",
+        "seg_end_ptr",
+    ],
+)
 def pieces_kernel(
     items_ptr,
     pieces_ptr,

@@ -182,6 +182,18 @@ def microseconds(inputs: Inputs, run: Runner, seconds: float) -> dict[str, float
     }
 
 
+def planning_microseconds(inputs: Inputs) -> float:
+    """Planning a step from scratch, once for all layers: host and device, best of five."""
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        plan_dependent(inputs.runs, inputs.block_table, inputs.shape, virtual=True)
+        if inputs.device == "cuda":
+            torch.cuda.synchronize()
+        times.append(1e6 * (time.perf_counter() - begin))
+    return min(times)
+
+
 def ceilings(device: str) -> dict[str, float]:
     """Bytes per second of a copy and operations per second of a bfloat16 product, measured."""
     if device == "cpu":
@@ -243,7 +255,9 @@ def main() -> int:
             inputs.flops / ceiling["flops_per_second"],
         )
         result: dict[str, Any] = {"case": repr(case), "floor_us": 1e6 * floor, "variants": {}}
-        print(f"\n{case.name}: floor {1e6 * floor:.0f} us")
+        if not arguments.tune:
+            result["plan_us"] = planning_microseconds(inputs)
+        print(f"\n{case.name}: floor {1e6 * floor:.0f} us, plan {result.get('plan_us', 0):.0f} us")
         candidates = [variants(inputs, attend)]
         if arguments.tune:
             candidates = [tuned(inputs, encoding) for encoding in ("span_local", "unrotated")]

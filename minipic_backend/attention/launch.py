@@ -71,13 +71,20 @@ def new_parts(
 
 
 def merge_parts(
-    parts: Tensor, part_lse: Tensor, out: Tensor, plan: WorkPlan, shape: Shape, geometry: Geometry
+    parts: Tensor,
+    part_lse: Tensor,
+    out: Tensor,
+    rows: QueryRows,
+    plan: WorkPlan,
+    shape: Shape,
+    geometry: Geometry,
 ) -> Tensor:
     """Writes the cut items to `out`."""
     if plan.num_workers == 1:
         return out
-    num_rows = plan.block_q * shape.group
-    block_rows = 1 if num_rows <= 16 else 8
+    num_rows = min(plan.block_q, rows.max_query_len) * shape.group
+    # Decode cuts a row into many parts, a prefill many rows into few.
+    block_rows, block_parts = (1, 64) if geometry.block_m == 16 else (8, 4)
     merge_kernel[(-(-num_rows // block_rows), shape.num_kv_heads, plan.num_workers - 1)](
         parts,
         part_lse,
@@ -91,7 +98,7 @@ def merge_parts(
         BLOCK_M=geometry.block_m,
         BLOCK_D=shape.block_d,
         BLOCK_ROWS=block_rows,
-        BLOCK_PARTS=32 // block_rows,
+        BLOCK_PARTS=block_parts,
         num_warps=4,
     )
     return out

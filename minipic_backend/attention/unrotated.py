@@ -111,4 +111,4 @@ def unrotated_attention(
         num_warps=geometry.num_warps,
         num_stages=geometry.num_stages,
     )
-    return merge_parts(parts, part_lse, out, plan, shape, geometry)
+    return merge_parts(parts, part_lse, out, rows, plan, shape, geometry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,14 @@ def _teach_interpreter_bfloat16() -> None:
 
 if IS_INTERPRETED:
     _teach_interpreter_bfloat16()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On a GPU, `-m gpu` means these, too."""
+    if torch.cuda.is_available() and not IS_INTERPRETED:
+        for item in items:
+            if item.path.is_relative_to(Path(__file__).parent):
+                item.add_marker("gpu")
 
 
 @pytest.fixture(scope="session")

@@ -153,7 +153,7 @@ def unrotated_kernel(
         base = tl.load(seg_base_ptr + seg)
         n = pos + tl.arange(0, BLOCK_N)
         page = load_pages(table_ptr, n, n < stop, BLOCK_SIZE)
-        p0_row = cos_sin_ptr + (pos + base).to(tl.int64) * ROTARY_DIM + h
+        p0_row = cos_sin_ptr + tl.where(pos < stop, pos + base, 0).to(tl.int64) * ROTARY_DIM + h
         # [BLOCK_HALF]
         cos_0 = tl.load(p0_row, mask=is_half, other=1.0)
         sin_0 = tl.load(p0_row + HALF, mask=is_half, other=0.0)

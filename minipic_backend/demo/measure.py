@@ -24,8 +24,8 @@ __all__ = ["Answer", "Measurement", "Session"]
 
 _PROMPT = SpanPromptTemplate.from_messages(
     [
-        ("system", "Answer the question from the documents, in one short sentence."),
-        ("human", "{context}\n\nQuestion: {question}"),
+        ("system", "You answer questions about Python. Use the documents given by the user."),
+        ("human", "{context}\n\nAnswer this question in one sentence: {question}"),
     ]
 )
 _EARLIER_QUESTION = "What are these documents about?"
@@ -64,12 +64,19 @@ class Session:
     STEPS = 5
     """Prompts of one measurement; `measure` reports each."""
 
+    WARM_UP_STEPS = 2
+
     def __init__(self, engine: Engine, retriever: BaseRetriever, *, max_tokens: int = 40) -> None:
         self._engine = engine
         self._retriever = retriever
         self._llm = ChatMiniPIC(
-            model=engine.model, engine=engine, temperature=0.0, max_tokens=max_tokens
+            model=engine.model, engine=engine, temperature=0.0, max_tokens=max_tokens, stop=["\n"]
         )
+
+    def warm_up(self, on_step: Callable[[], object] = lambda: None) -> None:
+        """Prompts that are not counted: a process's first ones pay for threads and memory."""
+        question = "What is Python?"
+        self._ask_after(self._retriever.invoke(question), question, on_step)
 
     def measure(self, question: str, on_step: Callable[[], object] = lambda: None) -> Measurement:
         documents = self._retriever.invoke(question)

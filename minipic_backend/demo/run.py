@@ -86,11 +86,13 @@ def _ask(engine: Engine, options: argparse.Namespace) -> None:
     measured = []
     # disable=None: no bar where stderr is no terminal; the answers show progress enough.
     with tqdm(
-        total=Session.STEPS * (len(questions) + 1), unit="prompt", leave=False, disable=None
+        total=Session.WARM_UP_STEPS + Session.STEPS * len(questions),
+        unit="prompt",
+        leave=False,
+        disable=None,
     ) as bar:
         bar.set_description("warming up")
-        # Not counted: the first prompts of a process pay for threads and memory pools.
-        session.measure("What is Python?", bar.update)
+        session.warm_up(bar.update)
         for number, question in enumerate(questions, 1):
             bar.set_description(f"question {number}/{len(questions)}")
             measured.append(session.measure(question.text, bar.update))

@@ -16,8 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from minipic_backend.config import SpanConfig
-from minipic_backend.segments import SegmentKind, SegmentTable
+from minipic_backend.segments import Segment, SegmentKind, SegmentTable
+from minipic_backend.span_hashes import SpanHashes
 
 __all__ = ["HASH_VERSION", "SpanHashChain"]
 
@@ -35,6 +39,8 @@ class SpanHashChain:
         hash_function: vLLM's hash of a picklable object.
         none_hash: what vLLM gives as the parent of a first block.
         cache_salt: the request's salt, or None.
+        prompt: the prompt's token ids, [num_prompt_tokens].
+        known: hashes of spans that earlier requests had.
     """
 
     def __init__(
@@ -44,8 +50,12 @@ class SpanHashChain:
         hash_function: Callable[[Any], bytes],
         none_hash: bytes,
         cache_salt: str | None,
+        prompt: NDArray[np.int64],
+        known: SpanHashes,
     ) -> None:
         self._table = table
+        self._prompt = prompt
+        self._known = known
         self._config = config
         self._hash = hash_function
         self._none_hash = none_hash
@@ -80,7 +90,8 @@ class SpanHashChain:
         num_prompt_tokens = self._table.num_prompt_tokens
         lone_span = segments[-1].kind is SegmentKind.SPAN
         new: list[bytes] = []
-        for start in range(len(hashes) * size, len(token_ids) - size + 1, size):
+        start = len(hashes) * size
+        while start + size <= len(token_ids):
             if start == 0:
                 self._begin(0)
             elif (
@@ -94,12 +105,37 @@ class SpanHashChain:
                 # they begin matters: pads and markers of the span are hidden, theirs are not.
                 self._advance_digest()
                 self._parent = self._hash((self._dependent_parent(), num_prompt_tokens))
-            block = tuple(token_ids[start : start + size])
-            is_prefix = segments[self._segment_index].kind is SegmentKind.PREFIX
-            keys = extra_keys(start, start + size, is_prefix)
-            self._parent = self._hash((self._parent, block, keys))
+            segment = segments[self._segment_index]
+            if segment.kind is SegmentKind.SPAN and start == segment.start and not lone_span:
+                new += self._whole_span(segment, token_ids, extra_keys)
+                start = segment.end
+                continue
+            keys = extra_keys(start, start + size, segment.kind is SegmentKind.PREFIX)
+            self._parent = self._hash((self._parent, tuple(token_ids[start : start + size]), keys))
             new.append(self._parent)
+            start += size
         return new
+
+    def _whole_span(
+        self,
+        span: Segment,
+        token_ids: Sequence[int],
+        extra_keys: Callable[[int, int, bool], ExtraKeys],
+    ) -> list[bytes]:
+        """Hashes of a span's blocks; all have the same extra keys (LoRA), as vLLM gives them."""
+        size = self._config.block_size
+        keys = extra_keys(span.start, span.start + size, False)
+        known_as = (self._parent, keys, self._prompt[span.start : span.end].tobytes())
+        hashes = self._known.get(known_as)
+        if hashes is None:
+            hashes = []
+            parent = self._parent
+            for start in range(span.start, span.end, size):
+                parent = self._hash((parent, tuple(token_ids[start : start + size]), keys))
+                hashes.append(parent)
+            self._known.put(known_as, span.num_tokens, hashes)
+        self._parent = hashes[-1]
+        return hashes
 
     def _begin(self, index: int) -> None:
         """Sets the parent of the first block of segment `index`."""

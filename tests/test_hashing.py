@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.errors import MalformedSpansError
 from minipic_backend.hashing import SpanHashChain
 from minipic_backend.segments import SegmentKind, parse_segments
+from minipic_backend.span_hashes import SpanHashes
 
 SIZE = CONFIG.block_size
 DEFAULTS = SpanOptions()
@@ -46,6 +48,7 @@ class Asked:
     salt: str | None = None
     lora: str | None = None
     config: SpanConfig = CONFIG
+    known: SpanHashes = field(default_factory=SpanHashes, compare=False)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -60,7 +63,10 @@ class Asked:
     def chain(self, hash_function: Any = digest) -> SpanHashChain:
         table = parse_segments(self.prompt, self.config, self.options)
         assert table is not None
-        return SpanHashChain(table, self.config, hash_function, NONE_HASH, self.salt)
+        prompt = np.asarray(self.prompt, dtype=np.int64)
+        return SpanHashChain(
+            table, self.config, hash_function, NONE_HASH, self.salt, prompt, self.known
+        )
 
     def hashes(self) -> list[bytes]:
         return self.chain().extend([], self.tokens, self.extra_keys)
@@ -317,3 +323,28 @@ def test_a_salted_span_alone_has_the_hash_that_it_has_in_a_prompt() -> None:
     alone = Asked(span, options=options, salt="a").hashes()
     placed = Asked((10, 11, 12, 13, *span, PDEP), options=options, salt="a").hashes()
     assert placed[1:2] == alone
+
+
+def test_a_known_span_gives_the_hashes_of_a_new_one() -> None:
+    """For any order of requests; the key holds all that the hashes depend on."""
+    known = SpanHashes()
+    prefix, other = (47,) * SIZE, (48,) * SIZE
+    spans = [(CONFIG.ssep, *range(50 + i, 50 + i + 2 * SIZE - 1)) for i in range(3)]
+    question = (CONFIG.pdep, 49)
+    for salt in (None, "a", "b"):
+        for lora in (None, "adapter"):
+            for options in (SpanOptions(), SpanOptions(frame="none")):
+                for head in (prefix, other, ()):
+                    for order in ([0, 1, 2], [2, 0, 1], [1, 1]):
+                        body = tuple(token for i in order for token in spans[i])
+                        fresh = Asked((*head, *body, *question), (), options, salt, lora)
+                        assert replace(fresh, known=known).hashes() == fresh.hashes()
+
+
+def test_known_spans_are_bounded_by_their_tokens() -> None:
+    known = SpanHashes(max_tokens=10)
+    for name, size in (("a", 4), ("b", 4), ("c", 4)):
+        known.put((name,), size, [name.encode()])
+        known.get(("a",))
+    known.put(("huge",), 11, [])
+    assert [known.get((name,)) for name in ("a", "b", "c", "huge")] == [[b"a"], None, [b"c"], None]

@@ -48,7 +48,8 @@ __all__ = [
     "run_dependent",
 ]
 
-PAGED_FLOPS = 350e12
+PAGED_FLOPS = 120e12
+"""What short questions get; long turns get 230e12, and still less than `virtual` at any length."""
 STOCK_FLOPS = 550e12
 BYTES_PER_SECOND = 3.5e12
 VIRTUAL_SECONDS = 15e-6

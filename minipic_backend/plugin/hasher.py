@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
@@ -12,6 +13,7 @@ from minipic_backend.errors import ConfigurationError, PromptError
 from minipic_backend.hashing import SpanHashChain
 from minipic_backend.plugin import seams
 from minipic_backend.segments import SegmentTable, parse_segments
+from minipic_backend.span_hashes import SpanHashes
 
 __all__ = ["SpanBlockHasher", "request_options", "request_segments"]
 
@@ -38,6 +40,7 @@ class SpanBlockHasher:
         self._stock = stock
         self._hash_function = hash_function
         self._none_hash = seams.none_hash()
+        self._known = SpanHashes()
 
     def __call__(self, request: Any) -> list[Any]:
         chain = getattr(request, "minipic_chain", None)
@@ -49,12 +52,13 @@ class SpanBlockHasher:
 
         def extra_keys(start: int, end: int, salted: bool) -> tuple[Any, ...] | None:
             # vLLM salts the block that starts at token 0; nothing else depends on `start` here.
+            keys: tuple[Any, ...] | None
             start = start if salted else max(start, 1)
-            return generate_block_hash_extra_keys(request, start, end, 0)[0]
+            keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
+            return keys
 
-        return chain.extend(  # type: ignore[no-any-return]
-            request.block_hashes, request.all_token_ids, extra_keys
-        )
+        assert isinstance(chain, SpanHashChain)
+        return chain.extend(request.block_hashes, request.all_token_ids, extra_keys)
 
     def _first_call(self, request: Any) -> SpanHashChain | bool:
         """The request's chain of hashes, or False where its prompt is an ordinary one."""
@@ -62,7 +66,13 @@ class SpanBlockHasher:
         if table is None:
             return False
         return SpanHashChain(
-            table, self._config, self._hash_function, self._none_hash, request.cache_salt
+            table,
+            self._config,
+            self._hash_function,
+            self._none_hash,
+            request.cache_salt,
+            np.asarray(request.prompt_token_ids, dtype=np.int64),
+            self._known,
         )
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from minipic_backend.demo.corpus import MAX_CHARS, MIN_CHARS, Passage, load_passages, split_topic
+from minipic_backend.demo.corpus import (
+    MAX_SIZE,
+    MIN_SIZE,
+    Passage,
+    load_passages,
+    size,
+    split_topic,
+)
 from minipic_backend.demo.questions import QUESTIONS
 
 TOPIC = """The "with" statement
@@ -58,7 +65,7 @@ def test_markup_grammar_and_headings() -> None:
 
 def test_there_are_enough_real_passages(passages: list[Passage]) -> None:
     assert len(passages) >= 200
-    assert all(MIN_CHARS <= len(passage.text) <= MAX_CHARS for passage in passages)
+    assert all(MIN_SIZE <= size(passage.text) <= MAX_SIZE for passage in passages)
     assert all(passage.title.strip() for passage in passages)
 
 
@@ -69,14 +76,15 @@ def test_ids_and_texts_are_unique_and_stable(passages: list[Passage]) -> None:
 
 
 def test_passages_are_clean(passages: list[Passage]) -> None:
-    noise = re.compile(r"::=|^[*=\-~^]{4,}$|\t|[^\S\n]$", re.MULTILINE)
+    noise = re.compile(r"::=|^[*=\-~^+|]{4,}$|\+---|\t|[^\S\n]$", re.MULTILINE)
     assert [passage.id for passage in passages if noise.search(passage.text)] == []
 
 
 def test_passages_are_about_150_tokens(passages: list[Passage], smollm2_tokenizer: Any) -> None:
     sizes = sorted(len(smollm2_tokenizer.encode(passage.content)) for passage in passages)
     assert 120 <= median(sizes) <= 180
-    assert sizes[len(sizes) // 20] >= 75
+    assert sizes[len(sizes) // 20] >= 70
+    assert sizes[-len(sizes) // 20] <= 200
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,17 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["MAX_CHARS", "MIN_CHARS", "Passage", "load_passages", "split_topic"]
+__all__ = ["MAX_SIZE", "MIN_SIZE", "Passage", "load_passages", "size", "split_topic"]
 
-MIN_CHARS = 300
-MAX_CHARS = 1000
-_TARGET_CHARS = 800  # with its title some 150 tokens of SmolLM2's tokenizer
+MIN_SIZE = 70
+MAX_SIZE = 200
+_TARGET_SIZE = 175
 
 _UNDERLINE = re.compile(r"([*=\-~^])\1{2,}$")
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z“\"(`])")
 _ITEM = re.compile(r"(?:[*•-]|\d+\.)\s+")
+_TABLE = re.compile(r"\s*(\+[-=]{3,}|\|.*\|$|={3,}\s+=)")
+_WORD = re.compile(r"\w+|[^\w\s]")
 _ANNOUNCES = re.compile(r"(:|—|[\w\])…]\)?)$")
 _FOOTNOTE = re.compile(r"\s?\[\d+\]")
 _EMPHASIS = re.compile(r"(?<![\w*\"])(\*\*?)(?=\w)([^*\"\n]{1,60}?)(?<=\w)\1(?![\w*\"])")
@@ -60,12 +62,17 @@ def load_passages() -> list[Passage]:
     return list(passages.values())
 
 
+def size(text: str) -> int:
+    """Words and punctuation marks: within a tenth of SmolLM2's tokens on text like this."""
+    return len(_WORD.findall(text))
+
+
 def split_topic(topic: str, text: str) -> list[Passage]:
-    """The passages of one chapter, each of `MIN_CHARS` to `MAX_CHARS` characters."""
+    """The passages of one chapter, each of `MIN_SIZE` to `MAX_SIZE` words."""
     passages: list[Passage] = []
     for title, body in _sections(text):
         for packed in _pack(_blocks(body)):
-            if len(packed) >= MIN_CHARS:
+            if size(packed) >= MIN_SIZE:
                 passages.append(Passage(f"{topic}-{len(passages)}", title or topic, packed))
     return passages
 
@@ -85,7 +92,7 @@ def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Paragraphs as one line each; code as it stands; grammar left out.
+    """Paragraphs as one line each; code as it stands; grammar and tables left out.
 
     What announces the next block ("Note:", the head of a definition) is put in front of it.
     """
@@ -105,7 +112,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _render(block: list[str]) -> str:
-    if any("::=" in line for line in block):
+    if any("::=" in line or _TABLE.match(line) for line in block):
         return ""
     margin = min(len(line) - len(line.lstrip()) for line in block)
     dedented = [line[margin:] for line in block]
@@ -123,17 +130,17 @@ def _is_prose(lines: list[str]) -> bool:
 
 
 def _pack(blocks: Iterable[str]) -> Iterator[str]:
-    """Blocks joined up to about `_TARGET_CHARS`; a short rest joins what precedes it."""
+    """Blocks joined up to about `_TARGET_SIZE`; a short rest joins what precedes it."""
     pieces = [piece for block in blocks for piece in _cut(block)]
     packed: list[str] = []
     for piece in pieces:
-        if packed and len(packed[-1]) + len(piece) < _TARGET_CHARS:
+        if packed and size(packed[-1]) + size(piece) < _TARGET_SIZE:
             packed[-1] += "\n" + piece
         else:
             packed.append(piece)
-    if len(packed) > 1 and len(packed[-1]) < MIN_CHARS:
+    if len(packed) > 1 and size(packed[-1]) < MIN_SIZE:
         last = packed.pop()
-        if len(packed[-1]) + len(last) < MAX_CHARS:
+        if size(packed[-1]) + size(last) <= MAX_SIZE:
             packed[-1] += "\n" + last
     yield from packed
 
@@ -144,9 +151,9 @@ def _cut(block: str) -> Iterator[str]:
     parts, glue = (block.split("\n"), "\n") if is_code else (_SENTENCE_END.split(block), " ")
     piece = ""
     for part in parts:
-        if len(part) > _TARGET_CHARS:  # no place to cut at: a table squeezed into a line
+        if size(part) > _TARGET_SIZE:  # no place to cut at: a table squeezed into a line
             continue
-        if piece and len(piece) + len(part) >= _TARGET_CHARS:
+        if piece and size(piece) + size(part) >= _TARGET_SIZE:
             yield piece
             piece = part
         else:

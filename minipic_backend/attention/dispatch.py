@@ -5,7 +5,7 @@
         more    paged kernel, tiles of 32, 64 or 128 rows; or copies of the queries through a stock
                 varlen attention (`virtual`), if it may be used and the estimate below favours it
 
-    paged    max(flops / PAGED_FLOPS, reading)
+    paged    max(flops / PAGED_FLOPS, reading) + PAGED_SECONDS
     virtual  max(flops / STOCK_FLOPS, reading) + copies / BYTES_PER_SECOND + VIRTUAL_SECONDS
 
     flops    4 * rows, rounded up to a tile, * keys seen * head size
@@ -48,12 +48,13 @@ __all__ = [
     "run_dependent",
 ]
 
-PAGED_FLOPS = 120e12
-"""What short questions get; long turns get 230e12, and still less than `virtual` at any length."""
+PAGED_FLOPS = 220e12
 STOCK_FLOPS = 550e12
 BYTES_PER_SECOND = 3.5e12
-VIRTUAL_SECONDS = 15e-6
-"""Launches of `virtual` beyond those of the paged kernel."""
+PAGED_SECONDS = 40e-6
+VIRTUAL_SECONDS = 150e-6
+"""What a layer costs beyond its arithmetic, on the device and, the larger part for `virtual` with its
+four launches, on the host: a step of few tokens waits for the host, not for the device."""
 
 COPY_BUFFER_BYTES = 256 << 20
 """Room for turned queries and their partial outputs; more queries take several passes."""
@@ -100,7 +101,7 @@ def prefers_virtual(shape: AttentionShape, runs: Sequence[PlacedRun]) -> bool:
     reading = 2 * num_keys * shape.num_kv_heads * head_bytes / BYTES_PER_SECOND
     copies = 4 * num_copies * shape.num_heads * head_bytes / BYTES_PER_SECOND
     virtual = max(stock_flops / STOCK_FLOPS, reading) + copies + VIRTUAL_SECONDS
-    return virtual < max(paged_flops / PAGED_FLOPS, reading)
+    return virtual < max(paged_flops / PAGED_FLOPS, reading) + PAGED_SECONDS
 
 
 def _round_up(n: int, step: int) -> int:

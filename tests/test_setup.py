@@ -148,8 +148,10 @@ def test_no_version_is_not_no_network(tmp_path: Path) -> None:
     absent = "ERROR: No matching distribution found for torch\n"
     assert fake_pip(tmp_path, absent, 1).versions("torch", (3, 11)) == []
     offline = "WARNING: Retrying after connection broken by 'NewConnectionError'\n" + absent
+    pip = fake_pip(tmp_path, offline, 1)
     with pytest.raises(SetupError, match="could not reach"):
-        fake_pip(tmp_path, offline, 1).versions("torch", (3, 11))
+        pip.versions("torch", (3, 11))
+    assert offline in pip.log.read_text()
 
 
 def test_a_kept_environment_is_not_made_again(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Pip:
         self._run("removing " + ", ".join(names), ["uninstall", "--yes", *names])
 
     def versions(self, name: str, python_version: tuple[int, int]) -> list[str]:
-        """Versions of a package that pip can get for a Python, of any platform's own choice.
+        """Versions of a package that pip can get for a Python, as its configuration stands.
 
         Raises:
             SetupError: none at all, which means that no index answers.
@@ -57,6 +57,8 @@ class Pip:
             return [version.strip() for version in found.group(1).split(",")]
         if "No matching distribution" in done.stdout and not _is_offline(done.stdout):
             return []
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(done.stdout)
         raise SetupError(self._explain("pip index versions " + name, done.stdout))
 
     def _run(self, title: str, arguments: Sequence[str]) -> None:

@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SetupError as error:
         print(f"\nset-up: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nset-up: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -28,8 +28,15 @@ $(READY): pyproject.toml $(wildcard tools/*.py)
 demo: $(READY) ## answer questions over real documents on the CPU engine
 	@$(BIN)/minipic demo $(ARGS)
 
-test: $(READY) ## run the test suite
+# Kernels in a process of their own: Triton's interpreter, which they need where there is no GPU, is
+# switched on before Triton is imported, and vLLM must not be run with it.
+test: $(READY) ## run the test suite, or ARGS="tests/test_layout.py -k …"
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest tests/kernels
+	$(BIN)/python -m pytest --ignore=tests/kernels
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: $(READY) ## check style
 	$(BIN)/ruff check $(wildcard $(CODE))

@@ -53,8 +53,8 @@ STOCK_FLOPS = 550e12
 BYTES_PER_SECOND = 3.5e12
 PAGED_SECONDS = 40e-6
 VIRTUAL_SECONDS = 150e-6
-"""What a layer costs beyond its arithmetic, on the device and, the larger part for `virtual` with its
-four launches, on the host: a step of few tokens waits for the host, not for the device."""
+"""What a layer costs beyond its arithmetic, on the device and, the larger part for `virtual` with
+its four launches, on the host: a step of few tokens waits for the host, not for the device."""
 
 COPY_BUFFER_BYTES = 256 << 20
 """Room for turned queries and their partial outputs; more queries take several passes."""

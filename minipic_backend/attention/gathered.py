@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from minipic_backend.attention.kv_layout import BlockLayout
 from minipic_backend.attention.rotary import Rotary, rotate
@@ -44,6 +45,13 @@ class GatheredRun:
     query_shifts: Tensor | None
     mask: Tensor
     _angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _masks: dict[int, Tensor] = field(default_factory=dict)
+
+    def grouped_mask(self, group: int) -> Tensor:
+        """`mask` for `group` query heads on end: [group · num_queries, num_blocks · block_size]."""
+        if group not in self._masks:
+            self._masks[group] = self.mask.repeat(group, 1)
+        return self._masks[group]
 
     def key_angles(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """cos and sin of `shifts`: [num_blocks, 1, rotary_dim / 2, block_size]. Kept, since all
@@ -138,17 +146,19 @@ def gathered_attention(
         # mscale was in both rotated operands: once for q, once for k.
         scale *= rotary.mscale**2
     num_keys = run.mask.shape[1]
-    # [num_kv_heads, head_size, num_keys]
-    k = k.permute(1, 2, 0, 3).reshape(num_kv_heads, head_size, num_keys).float()
+    # both [num_kv_heads, num_keys, head_size]
+    k = k.permute(1, 0, 3, 2).reshape(num_kv_heads, num_keys, head_size).float()
     v = v.permute(1, 0, 2, 3).reshape(num_kv_heads, num_keys, head_size).float()
     # [num_kv_heads, group · num_queries, head_size]
     group = num_heads // num_kv_heads
     q = q.view(num_queries, num_kv_heads, group, head_size).permute(1, 2, 0, 3)
     q = q.reshape(num_kv_heads, group * num_queries, head_size)
-    scores = torch.bmm(q * scale, k).view(num_kv_heads, group, num_queries, num_keys)
+    mask = run.grouped_mask(group)
     if soft_cap:
+        scores = torch.bmm(q * scale, k.transpose(1, 2))
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    weights = torch.softmax(scores.add_(run.mask), dim=-1)
-    out = torch.bmm(weights.view(num_kv_heads, group * num_queries, num_keys), v)
+        out = torch.bmm(torch.softmax(scores + mask, dim=-1), v)
+    else:
+        out = scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=scale)[0]
     out = out.view(num_kv_heads, group, num_queries, head_size).permute(2, 0, 1, 3)
     return out.reshape(num_queries, num_heads, head_size)

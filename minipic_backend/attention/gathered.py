@@ -141,10 +141,10 @@ def gathered_attention(
         cos, sin = run.key_angles(rotary)
         k = rotate(k, cos, sin, is_neox=rotary.is_neox, dim=2)
     if run.query_shifts is not None:
-        cos, sin = rotary.cos_sin[run.query_shifts][:, None].chunk(2, dim=-1)
+        # The model puts mscale on what it rotates of q and of k: here q carries both.
+        rows = rotary.cos_sin[run.query_shifts] * rotary.mscale**2
+        cos, sin = rows[:, None].chunk(2, dim=-1)
         q = rotate(q, cos, sin, is_neox=rotary.is_neox)
-        # mscale was in both rotated operands: once for q, once for k.
-        scale *= rotary.mscale**2
     num_keys = run.mask.shape[1]
     # both [num_kv_heads, num_keys, head_size]
     k = k.permute(1, 0, 3, 2).reshape(num_kv_heads, num_keys, head_size).float()

@@ -1,0 +1,282 @@
+"""The CPU's attention of dependent runs (of all runs with keys that are not rotated), against the
+definition token by token in float64, over random prompts, cuts and caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from segment_prompts import CONFIG, Drawn, all_options, given, prompts
+
+from minipic_backend.attention.gathered import gather_run, gathered_attention
+from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
+from minipic_backend.attention.rotary import Rotary, cos_sin_table, rotate
+from minipic_backend.attention.rows import PlacedRun, Run, split_runs
+from minipic_backend.attention.sequences import context_sequences
+from minipic_backend.config import SpanOptions
+from minipic_backend.segments import SegmentKind, SegmentTable
+
+SIZE = CONFIG.block_size
+HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 12
+SCALE = 0.4
+NUM_GENERATED = 5
+GARBAGE = 1e4
+
+
+@dataclass
+class Layer:
+    """Queries, keys and values of one layer before rotation: float64 [tokens, heads, head_size]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    rotary: Rotary
+
+    @classmethod
+    def draw(cls, num_tokens: int, *, rotary_dim: int, is_neox: bool, mscale: float) -> Layer:
+        generator = torch.Generator().manual_seed(num_tokens)
+        query, key, value = (
+            torch.randn(num_tokens, heads, HEAD_SIZE, generator=generator, dtype=torch.float64)
+            for heads in (HEADS, KV_HEADS, KV_HEADS)
+        )
+        inv_freq = 100.0 ** -(torch.arange(0, rotary_dim, 2) / rotary_dim)
+        return cls(query, key, value, Rotary(cos_sin_table(inv_freq, 256), is_neox, mscale))
+
+    def turned(self, x: torch.Tensor, positions: torch.Tensor, *, scaled: bool) -> torch.Tensor:
+        """R_p x, with the model's factor on what is rotated."""
+        cos, sin = self.rotary.cos_sin.double()[positions][:, None].chunk(2, dim=-1)
+        x = rotate(x, cos, sin, is_neox=self.rotary.is_neox)
+        if scaled:
+            x = x.clone()
+            x[..., : self.rotary.rotary_dim] *= self.rotary.mscale
+        return x
+
+
+def by_definition(layer: Layer, table: SegmentTable | None, soft_cap: float = 0.0) -> torch.Tensor:
+    """Attention of every token: float64 [tokens, heads, head_size]. Loops, and no cleverness."""
+    num_tokens = len(layer.query)
+    if table is None:
+        cached = logical = list(range(num_tokens))
+        visible, owner, frame = [True] * num_tokens, [None] * num_tokens, 0
+    else:
+        cached = table.cached_positions(0, num_tokens).tolist()
+        logical = table.logical_positions(0, num_tokens).tolist()
+        visible = table.visible(0, num_tokens).tolist()
+        frame = table.num_frame_tokens
+        owner = [
+            next(
+                (
+                    s
+                    for s in table.segments
+                    if s.kind is SegmentKind.SPAN and s.start <= token < s.end
+                ),
+                None,
+            )
+            for token in range(num_tokens)
+        ]
+    out = torch.zeros_like(layer.query)
+    group = HEADS // KV_HEADS
+    for i in range(num_tokens):
+        span = owner[i]
+        if span is None:
+            seen = [j for j in range(i + 1) if visible[j]]
+            positions = logical
+        else:
+            seen = [j for j in range(i + 1) if j < frame or j >= span.start]
+            positions = cached
+        q = layer.turned(layer.query[i : i + 1], torch.tensor(cached[i : i + 1]), scaled=True)
+        at = torch.tensor([positions[j] for j in seen])
+        k = layer.turned(layer.key[seen], at, scaled=True).repeat_interleave(group, dim=1)
+        scores = SCALE * (q * k).sum(-1)  # [seen, heads]
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        weights = scores.softmax(0)[..., None]
+        out[i] = (weights * layer.value[seen].repeat_interleave(group, dim=1)).sum(0)
+    return out
+
+
+@dataclass
+class Cache:
+    """Blocks in memory, scattered and packed somehow, with garbage where nothing was written."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_table: torch.Tensor
+    layout: BlockLayout
+
+    @classmethod
+    def fill(cls, keys: torch.Tensor, values: torch.Tensor, *, row: int = 1) -> Cache:
+        """keys, values: [tokens, kv_heads, head_size]. The request is row 1 of 2 in the table."""
+        num_blocks = -(-len(keys) // SIZE)
+        generator = torch.Generator().manual_seed(num_blocks)
+        places = torch.randperm(num_blocks + 3, generator=generator)[:num_blocks]
+        orders = [torch.randperm(SIZE * HEAD_SIZE, generator=generator) for _ in range(2)]
+        packed = []
+        for numbers, order in zip((keys, values), orders, strict=True):
+            memory = torch.full((num_blocks + 3, KV_HEADS, SIZE, HEAD_SIZE), GARBAGE)
+            filled = torch.full((num_blocks * SIZE, KV_HEADS, HEAD_SIZE), GARBAGE)
+            filled[: len(numbers)] = numbers.float()
+            blocks = filled.view(num_blocks, SIZE, KV_HEADS, HEAD_SIZE).transpose(1, 2)
+            memory[places] = blocks.flatten(2)[..., order].view(blocks.shape)
+            packed.append(memory)
+
+        def write(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return numbers.flatten()[orders[0]], numbers.flatten()[orders[1]]
+
+        table = torch.full((2, num_blocks), num_blocks + 2, dtype=torch.int32)
+        table[row] = places
+        return cls(packed[0], packed[1], table, probe_layout(write, SIZE, HEAD_SIZE))
+
+
+def attend(
+    layer: Layer, table: SegmentTable | None, runs: list[Run], *, encoding: str, **kwargs: Any
+) -> torch.Tensor:
+    """What the CPU backend does for these runs; NaN in the rows of all other tokens."""
+    unrotated = encoding == "unrotated"
+    num_tokens = len(layer.query)
+    cached = (
+        torch.arange(num_tokens)
+        if table is None
+        else torch.from_numpy(table.cached_positions(0, num_tokens))
+    )
+    query, key = layer.query, layer.key
+    if not unrotated:
+        query, key = (layer.turned(x, cached, scaled=True) for x in (query, key))
+    cache = Cache.fill(key, layer.value)
+    out = torch.full(layer.query.shape, torch.nan)
+    for run in runs:
+        gathered = gather_run(
+            PlacedRun(1, run.start, run), cache.block_table, SIZE, unrotated=unrotated
+        )
+        assert gathered.num_queries == run.num_tokens
+        out[run.start : run.end] = gathered_attention(
+            query[run.start : run.end].float(), cache.keys, cache.values, gathered, cache.layout,
+            layer.rotary, SCALE, **kwargs,
+        )  # fmt: skip
+    return out
+
+
+def draw_layer(
+    table: SegmentTable | None, num_tokens: int, style: tuple[int, bool, float]
+) -> Layer:
+    rotary_dim, is_neox, mscale = style
+    return Layer.draw(num_tokens, rotary_dim=rotary_dim, is_neox=is_neox, mscale=mscale)
+
+
+styles = st.sampled_from(
+    [(HEAD_SIZE, True, 1.0), (HEAD_SIZE, False, 1.0), (6, True, 1.0), (6, False, 1.3)]
+)
+
+
+@given(prompts(max_segments=4), all_options, st.sampled_from(["span_local", "unrotated"]), styles)
+def test_dependent_runs(
+    drawn: Drawn, options: SpanOptions, encoding: str, style: tuple[int, bool, float]
+) -> None:
+    table = drawn.table(options)
+    num_tokens = len(drawn.token_ids) + NUM_GENERATED
+    layer = draw_layer(table, num_tokens, style)
+    runs = split_runs(table, 0, num_tokens)
+    if encoding == "span_local":
+        runs = [run for run in runs if run.kind is SegmentKind.DEPENDENT]
+    got = attend(layer, table, runs, encoding=encoding)
+    want = by_definition(layer, table)
+    for run in runs:
+        torch.testing.assert_close(
+            got[run.start : run.end].double(), want[run.start : run.end], rtol=0, atol=2e-5
+        )
+
+
+@given(prompts(max_segments=5), all_options, st.data())
+def test_runs_of_chunks_cover_each_token_once_and_see_the_same(
+    drawn: Drawn, options: SpanOptions, data: st.DataObject
+) -> None:
+    table = drawn.table(options)
+    end = len(drawn.token_ids) + NUM_GENERATED
+    whole = {token: run.seen for run in split_runs(table, 0, end) for token in _tokens(run)}
+    cuts = sorted({0, end, *data.draw(st.lists(st.integers(0, end), max_size=6))})
+    runs = [run for lo, hi in pairwise(cuts) for run in split_runs(table, lo, hi)]
+    tokens = [token for run in runs for token in _tokens(run)]
+    assert tokens == list(range(end))
+    assert {token: run.seen for run in runs for token in _tokens(run)} == whole
+
+
+@given(prompts(max_segments=4), all_options, st.sampled_from(["span_local", "unrotated"]))
+def test_chunks_attend_as_the_whole_does(drawn: Drawn, options: SpanOptions, encoding: str) -> None:
+    table = drawn.table(options)
+    num_tokens = len(drawn.token_ids) + NUM_GENERATED
+    layer = draw_layer(table, num_tokens, (HEAD_SIZE, True, 1.0))
+    want = by_definition(layer, table)
+    for chunk in (1, 3):
+        runs = [
+            run
+            for start in range(0, num_tokens, chunk)
+            for run in split_runs(table, start, min(start + chunk, num_tokens))
+            if encoding == "unrotated" or run.kind is SegmentKind.DEPENDENT
+        ]
+        got = attend(layer, table, runs, encoding=encoding)
+        for run in runs:
+            torch.testing.assert_close(
+                got[run.start : run.end].double(), want[run.start : run.end], rtol=0, atol=2e-5
+            )
+
+
+@given(prompts(max_segments=5), all_options, st.data())
+def test_context_runs_are_causal_sequences_over_their_blocks(
+    drawn: Drawn, options: SpanOptions, data: st.DataObject
+) -> None:
+    """What vLLM's own kernel is told of prefixes and spans, under `span_local`."""
+    table = drawn.table(options)
+    end = len(drawn.token_ids)
+    start = data.draw(st.integers(0, end - 1))
+    runs = [
+        PlacedRun(1, run.start - start, run)
+        for run in split_runs(table, start, end)
+        if run.kind is not SegmentKind.DEPENDENT
+    ]
+    if not runs:
+        return
+    num_blocks = -(-end // SIZE)
+    blocks = torch.arange(100, 100 + num_blocks, dtype=torch.int32)
+    block_table = torch.stack([torch.full_like(blocks, 7), blocks])
+    sequences = context_sequences(runs, block_table, SIZE)
+    frame = table.num_frame_tokens
+    assert sequences.cu_seqlens_q.diff().tolist() == [placed.run.num_tokens for placed in runs]
+    for row, placed in enumerate(runs):
+        run = placed.run
+        (segment,) = [s for s in table.segments if s.start <= run.start < s.end]
+        own = list(range(segment.start, run.end))
+        keys = [*range(frame), *own] if run.kind is SegmentKind.SPAN else own
+        num_keys = int(sequences.seqused_k[row])
+        slots = [
+            int(sequences.block_table[row, i // SIZE]) * SIZE + i % SIZE for i in range(num_keys)
+        ]
+        assert slots == [(100 + key // SIZE) * SIZE + key % SIZE for key in keys]
+        # The i-th key stands at cached position i: an ordinary causal sequence.
+        assert [int(table.cached_positions(key, key + 1)[0]) for key in keys] == list(
+            range(num_keys)
+        )
+
+
+@pytest.mark.parametrize("encoding", ["span_local", "unrotated"])
+def test_soft_cap(encoding: str) -> None:
+    table = Drawn(((10,) * 4, (1, 11, 12, 3), (2, 10, 11)), (0, 1, 0)).table(SpanOptions())
+    layer = draw_layer(table, 11, (HEAD_SIZE, True, 1.0))
+    runs = [run for run in split_runs(table, 0, 11) if run.kind is SegmentKind.DEPENDENT]
+    got = attend(layer, table, runs, encoding=encoding, soft_cap=0.7)
+    want = by_definition(layer, table, soft_cap=0.7)
+    torch.testing.assert_close(got[8:].double(), want[8:], rtol=0, atol=2e-5)
+    assert (want[8:] - by_definition(layer, table)[8:]).abs().max() > 1e-3
+
+
+def test_ordinary_prompt_without_rotated_keys() -> None:
+    layer = draw_layer(None, 13, (HEAD_SIZE, True, 1.2))
+    got = attend(layer, None, split_runs(None, 0, 13), encoding="unrotated")
+    torch.testing.assert_close(got.double(), by_definition(layer, None), rtol=0, atol=2e-5)
+
+
+def _tokens(run: Run) -> range:
+    return range(run.start, run.end)

@@ -1,0 +1,124 @@
+"""Any packing of a cache block is found out by a probe and undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from minipic_backend.attention.kv_layout import probe_layout
+
+BLOCK_SIZE, HEAD_SIZE = 32, 12
+
+Pack = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _rows(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.flatten()
+
+
+def _columns(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.t().flatten()
+
+
+def _pairs(numbers: torch.Tensor) -> torch.Tensor:
+    """Two tokens side by side, as instructions that multiply pairs want them."""
+    return numbers.view(BLOCK_SIZE // 2, 2, HEAD_SIZE).transpose(1, 2).flatten()
+
+
+def _shuffled(numbers: torch.Tensor) -> torch.Tensor:
+    order = torch.randperm(numbers.numel(), generator=torch.Generator().manual_seed(0))
+    return numbers.flatten()[order]
+
+
+PACKINGS: dict[str, Pack] = {
+    packing.__name__.strip("_"): packing for packing in (_rows, _columns, _pairs, _shuffled)
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pack_values", PACKINGS.values(), ids=PACKINGS)
+@pytest.mark.parametrize("pack_keys", PACKINGS.values(), ids=PACKINGS)
+def test_packing_is_undone(pack_keys: Pack, pack_values: Pack, dtype: torch.dtype) -> None:
+    """Also where the cache's dtype counts no further than 256."""
+
+    def write(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return pack_keys(numbers.to(dtype)), pack_values(numbers.to(dtype))
+
+    layout = probe_layout(write, BLOCK_SIZE, HEAD_SIZE)
+    plain = torch.randn(3, 2, BLOCK_SIZE, HEAD_SIZE).to(dtype)  # [blocks, heads, tokens, dims]
+
+    def packed(pack: Pack) -> torch.Tensor:
+        blocks = [[pack(head).view(BLOCK_SIZE, HEAD_SIZE) for head in block] for block in plain]
+        return torch.stack([torch.stack(block) for block in blocks])
+
+    torch.testing.assert_close(
+        layout.keys(packed(pack_keys)), plain.transpose(2, 3), rtol=0, atol=0
+    )
+    torch.testing.assert_close(layout.values(packed(pack_values)), plain, rtol=0, atol=0)
+
+
+def test_plain_layouts_copy_nothing() -> None:
+    for pack in (_rows, _columns):
+
+        def write(numbers: torch.Tensor, pack: Pack = pack) -> tuple[torch.Tensor, torch.Tensor]:
+            return pack(numbers), numbers.flatten()
+
+        layout = probe_layout(write, BLOCK_SIZE, HEAD_SIZE)
+        blocks = torch.randn(2, 1, BLOCK_SIZE, HEAD_SIZE)
+        assert layout.keys(blocks).data_ptr() == blocks.data_ptr()
+        assert layout.values(blocks).data_ptr() == blocks.data_ptr()
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_large_heads(head_size: int) -> None:
+    """More numbers in a block than two digits count."""
+    order = torch.randperm(128 * head_size, generator=torch.Generator().manual_seed(1))
+
+    def write(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        packed = numbers.to(torch.bfloat16).flatten()[order]
+        return packed, packed
+
+    layout = probe_layout(write, 128, head_size)
+    plain = torch.randn(1, 1, 128, head_size)
+    packed = plain.flatten()[order].view(plain.shape)
+    assert torch.equal(layout.values(packed), plain)
+    assert torch.equal(layout.keys(packed), plain.transpose(2, 3))
+
+
+def test_kernel_that_loses_numbers_is_refused() -> None:
+    def rounding(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return numbers.flatten() // 2, numbers.flatten()
+
+    with pytest.raises(ValueError, match="permutation"):
+        probe_layout(rounding, BLOCK_SIZE, HEAD_SIZE)
+
+
+def test_layout_of_the_kernel_that_is_installed() -> None:
+    """vLLM's own CPU kernel writes a block; the layout reads it back."""
+    ops = pytest.importorskip("vllm._custom_ops")
+    if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
+        pytest.skip("vLLM without its CPU kernels")
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    heads, size, dim = 2, 32, 64
+    for dtype in (torch.float32, torch.bfloat16):
+        isa = _get_attn_isa(dtype, size, dim)
+
+        def cache(keys: torch.Tensor, values: torch.Tensor, dtype=dtype, isa=isa) -> list:  # type: ignore[no-untyped-def,type-arg]
+            blocks = [torch.zeros(1, heads, size, dim, dtype=dtype) for _ in range(2)]
+            slots = torch.arange(size, dtype=torch.int64)
+            ops.cpu_attn_reshape_and_cache(keys, values, *blocks, slots, isa)
+            return blocks
+
+        def write(numbers: torch.Tensor, dtype=dtype) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[no-untyped-def]
+            one = numbers[:, None].expand(-1, heads, -1).to(dtype).contiguous()
+            key_block, value_block = cache(one, one)
+            return key_block[0, 0].flatten(), value_block[0, 0].flatten()
+
+        layout = probe_layout(write, size, dim)
+        keys, values = (torch.randn(size, heads, dim).to(dtype) for _ in range(2))
+        key_block, value_block = cache(keys, values)
+        assert torch.equal(layout.keys(key_block)[0], keys.permute(1, 2, 0))
+        assert torch.equal(layout.values(value_block)[0], values.permute(1, 0, 2))

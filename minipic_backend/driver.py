@@ -26,6 +26,7 @@ from minipic_backend.errors import (
     PromptError,
     RequestAbortedError,
 )
+from minipic_backend.plugin import seams
 
 __all__ = ["Delta", "EngineDriver", "Handle"]
 
@@ -120,12 +121,20 @@ class EngineDriver:
         engine_args: keyword arguments of vLLM's `EngineArgs`.
         separate_process: run the engine core in a process of its own. The script then needs
             `if __name__ == "__main__":`, since Python starts that process by importing it.
+        check: `check(vllm_config, token_ids, sampling_params)` raises for a request that the
+            engine must not see. An engine in a process of its own could not say what is wrong.
 
     Raises:
         EngineStartError: vLLM did not start; the cause is chained.
     """
 
-    def __init__(self, engine_args: Mapping[str, Any], *, separate_process: bool = False) -> None:
+    def __init__(
+        self,
+        engine_args: Mapping[str, Any],
+        *,
+        separate_process: bool = False,
+        check: Callable[[Any, Sequence[int], Any], None] | None = None,
+    ) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._handles: dict[str, Handle] = {}
         self._engine_ids: dict[str, str] = {}
@@ -133,6 +142,7 @@ class EngineDriver:
         self._closing = False
         self._close_lock = threading.Lock()
         self._separate_process = separate_process
+        self._check = check
         self._llm: Any = None
         started: Future[None] = Future()
         self._thread = threading.Thread(
@@ -180,13 +190,17 @@ class EngineDriver:
                 handle.put(PromptError(f"request_id {handle.request_id!r} is already in use"))
                 return
             try:
+                if self._check is not None:
+                    self._check(self._llm.vllm_config, token_ids, sampling_params)
                 (engine_input,) = self._llm.renderer.render_cmpl([prompt])
                 self._handles[handle.request_id] = handle
                 self._engine_ids[handle.request_id] = self._llm.add_request(
                     handle.request_id, engine_input, sampling_params, priority=priority
                 )
             except Exception as error:
-                self._handles.pop(handle.request_id, None)
+                if self._handles.pop(handle.request_id, None) is not None:
+                    # vLLM may have noted it down before it refused.
+                    self._llm.abort_request([handle.request_id])
                 handle.put(_as_ours(error))
 
         self._send(add)
@@ -262,7 +276,8 @@ class EngineDriver:
 
         separate = self._separate_process
         # One at a time: vLLM's CPU platform reads the mode from the environment.
-        with _start_lock, _environment("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(separate))):
+        mode = _environment("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(separate)))
+        with _start_lock, mode, seams.modules_with_odd_objects():
             config = EngineArgs(**engine_args).create_engine_config()
             llm = LLMEngine(
                 vllm_config=config,

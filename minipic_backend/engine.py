@@ -167,7 +167,8 @@ class Engine:
         """
         if isinstance(prompt, Prompt | str):
             return self._finish(*self._submit(self._prepare(prompt, options)))
-        running = [self._submit(job) for job in [self._prepare(one, options) for one in prompt]]
+        jobs = [self._prepare(one, options) for one in _sequence(prompt)]
+        running = [self._submit(job) for job in jobs]
         try:
             return [self._finish(handle, assembly) for handle, assembly in running]
         except BaseException:
@@ -197,7 +198,7 @@ class Engine:
                 async for delta in deltas:
                     assembly.add(delta)
             return assembly.result()
-        tasks = [asyncio.ensure_future(self.agenerate(one, **options)) for one in prompt]
+        tasks = [asyncio.ensure_future(self.agenerate(one, **options)) for one in _sequence(prompt)]
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:
@@ -363,9 +364,11 @@ class Engine:
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         values = {"max_tokens": None, **self._sampling_defaults, **given}
-        if isinstance(values.get("structured_outputs"), Mapping):
-            values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
         try:
+            if isinstance(values.get("structured_outputs"), Mapping):
+                values["structured_outputs"] = StructuredOutputsParams(
+                    **values["structured_outputs"]
+                )
             return SamplingParams(
                 **values,
                 output_kind=RequestOutputKind.DELTA,
@@ -410,3 +413,11 @@ class Engine:
             sum(held[segment.start // size : segment.end // size]) * size
             for segment in table.segments
         ]
+
+
+def _sequence(prompts: object) -> Sequence[Prompt | str]:
+    if not isinstance(prompts, Sequence):
+        raise PromptError(
+            f"A prompt is a Prompt, a str, or a sequence of them, not {type(prompts).__name__}"
+        )
+    return prompts

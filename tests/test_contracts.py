@@ -195,6 +195,33 @@ def test_backend_override_ends_with_its_context() -> None:
     assert AttentionBackendEnum.CPU_ATTN.get_path() == before
 
 
+def test_kernels_are_looked_for_beside_objects_that_answer_to_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As llvmlite's library wrapper does; numba brings it into any process."""
+    import sys
+    import types
+
+    from vllm.triton_utils import dispatcher
+
+    from minipic_backend.plugin import seams
+
+    class Odd:
+        __slots__ = ()
+
+        def __getattr__(self, name: str) -> object:
+            return object()
+
+    module = types.ModuleType("a_module_with_an_odd_object")
+    module.odd = Odd()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises((AttributeError, TypeError)):
+        dispatcher._rebind_kernels([])  # vLLM by itself: once it passes, drop our seam
+    with seams.modules_with_odd_objects():
+        dispatcher._rebind_kernels([])
+    assert "vars" not in vars(dispatcher)
+
+
 def test_every_listed_name_is_in_the_page_and_back() -> None:
     from pathlib import Path
 

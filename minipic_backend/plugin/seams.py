@@ -8,7 +8,7 @@ both against the installed vLLM.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,6 +104,27 @@ def attention_backend(member_name: str, class_path: str) -> Iterator[None]:
         else:
             registry._ATTN_OVERRIDES[member] = overridden
         selector._cached_get_attn_backend.cache_clear()
+
+
+@contextmanager
+def modules_with_odd_objects() -> Iterator[None]:
+    """Lets a CPU engine start in a process where llvmlite (numba, bm25s, umap, …) was imported.
+
+    Looking for kernels, `vllm.triton_utils.dispatcher` takes `vars()` of every object in every
+    module, and stumbles over objects that answer to any attribute, `__dict__` included. While an
+    engine starts, its `vars` gives an empty dict for those.
+    """
+    from vllm.triton_utils import dispatcher
+
+    def plain_vars(value: Any) -> Any:
+        found = vars(value)
+        return found if isinstance(found, Mapping) else {}
+
+    dispatcher.vars = plain_vars
+    try:
+        yield
+    finally:
+        del dispatcher.vars
 
 
 def none_hash() -> bytes:

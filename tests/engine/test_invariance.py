@@ -1,0 +1,171 @@
+"""The answer depends on the prompt alone, never on what is cached or what runs beside it.
+
+One prompt, [prefix][SSep d1]…[SSep d5][PDep question], computed in every way there is. The cold
+answer is held against the float64 reference, all others against the cold one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from check import assert_same, assert_true
+from conftest import KINDS, OPTIONS
+
+from minipic_backend.config import SpanOptions
+
+NUM_TOKENS = 2  # one from prefill, one from decoding
+_cold: dict[Any, Any] = {}
+
+
+@pytest.fixture
+def prompt(make: Any) -> list[int]:
+    return make.usual(5)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def cold(rig: Any, prompt: list[int], options: SpanOptions) -> Any:
+    key = (rig, options)
+    if key not in _cold:
+        rig.reset()
+        _cold[key] = rig.run(prompt, options, num_tokens=NUM_TOKENS)
+        assert _cold[key].cached_tokens == 0
+    return _cold[key]
+
+
+def test_cold_answer_is_the_reference(
+    rig: Any, truth: Any, prompt: list[int], options: SpanOptions, cold: Any
+) -> None:
+    assert_true(rig, truth, cold, prompt, options)
+
+
+def test_warm(rig: Any, make: Any, prompt: list[int], options: SpanOptions, cold: Any) -> None:
+    rig.reset()
+    rig.run(prompt, options)
+    warm = rig.run(prompt, options, num_tokens=NUM_TOKENS)
+    assert warm.cached_tokens == len(prompt) - len(make.question())
+    assert_same(rig, warm, cold)
+
+
+@pytest.mark.parametrize("lost", [(2,), (0, 3), (4, 5, 7)], ids=str)
+def test_partly_evicted(
+    rig: Any, make: Any, prompt: list[int], options: SpanOptions, cold: Any, lost: tuple[int, ...]
+) -> None:
+    rig.reset()
+    rig.run(prompt, options)
+    blocks = rig.cached_blocks(prompt, options)
+    rig.evict([blocks[index] for index in lost])
+    assert [i for i, b in enumerate(rig.cached_blocks(prompt, options)) if b is None] == [*lost]
+
+    partly = rig.run(prompt, options, num_tokens=NUM_TOKENS)
+    assert partly.cached_tokens == lost[0] * rig.config.block_size
+    assert_same(rig, partly, cold)
+    again = rig.run(prompt, options)
+    assert again.cached_tokens == len(prompt) - len(make.question())
+    assert_same(rig, again, cold.first(1))
+
+
+@pytest.mark.parametrize("chunk", [33, 64, 100])
+def test_chunked_prefill(
+    rig: Any, prompt: list[int], options: SpanOptions, cold: Any, chunk: int
+) -> None:
+    rig.reset()
+    with rig.chunked(chunk), rig.watched() as steps:
+        chunked = rig.run(prompt, options, num_tokens=NUM_TOKENS, request_id="chunked")
+    full, rest = divmod(len(prompt), chunk)
+    assert steps.chunks("chunked") == [chunk] * full + [rest] * bool(rest) + [1]
+    assert_same(rig, chunked, cold)
+
+
+def test_in_a_mixed_batch(
+    rig: Any, make: Any, prompt: list[int], options: SpanOptions, cold: Any
+) -> None:
+    """Prefilled in chunks beside an ordinary prompt and another span prompt that decode, and
+    decoded beside an ordinary prompt and another span prompt that prefill."""
+    other_options = OPTIONS["none-padded" if options.frame == "prefix" else "prefix-compact"]
+    other = make.usual(3, first=20)
+    ordinary = make.encode("Generators are functions that yield values one at a time. " * 3)
+    late = make.usual(2, first=30)
+    rig.reset()
+    with rig.chunked(100), rig.watched() as steps:
+        with rig.paused():
+            handles = {
+                "ordinary": rig.submit(ordinary, num_tokens=7, request_id="ordinary"),
+                "other": rig.submit(other, other_options, num_tokens=7, request_id="other"),
+                "target": rig.submit(prompt, options, num_tokens=NUM_TOKENS, request_id="target"),
+                "late": rig.submit(late, options, request_id="late"),
+            }
+        answers = {name: rig.read(handle) for name, handle in handles.items()}
+
+    def together(name: str, prefilling: bool) -> bool:
+        return any(
+            (step["target"].count > 1) == prefilling and name in step
+            for step in steps.steps
+            if "target" in step
+        )
+
+    assert together("ordinary", prefilling=True)
+    assert together("other", prefilling=True)
+    assert any(
+        step["target"].count == 1 and step["late"].count > 1
+        for step in steps.steps
+        if {"target", "late"} <= set(step)
+    )
+    assert_same(rig, answers["target"], cold)
+    rig.reset()
+    assert_same(rig, answers["ordinary"], rig.run(ordinary, num_tokens=7))
+    assert_same(rig, answers["other"], rig.run(other, other_options, num_tokens=7))
+    assert_same(rig, answers["late"], rig.run(late, options))
+
+
+@pytest.mark.parametrize("when", ["decoding", "prefilling"])
+def test_preempted(
+    rig: Any, make: Any, prompt: list[int], options: SpanOptions, cold: Any, when: str
+) -> None:
+    """An older request takes the blocks of ours, which starts again later."""
+    size = rig.config.block_size
+    first = make.encode("Lists and tuples are sequences; dictionaries are mappings. " * 40)
+    first = first[: 4 * size - 2]  # its third generated token needs a fifth block
+    room = 4 + -(-len(prompt) // size)
+    rig.reset()
+    with rig.shrunk(room), rig.chunked(2048 if when == "decoding" else 64), rig.watched() as steps:
+        with rig.paused():
+            handle = rig.submit(first, num_tokens=12)
+            ours = rig.submit(prompt, options, num_tokens=6, request_id="ours")
+        rig.read(handle)
+        preempted = rig.read(ours)
+    assert steps.preemptions("ours") > 0
+    before = [share for share in steps.of("ours") if not share.num_preemptions]
+    reached = before[-1].start + before[-1].count
+    assert (reached > len(prompt)) == (when == "decoding")
+    assert preempted.token_ids[:NUM_TOKENS] == cold.token_ids
+    rig.reset()
+    assert_same(rig, preempted, rig.run(prompt, options, num_tokens=6))
+
+
+@pytest.mark.parametrize("num_documents", range(1, 13))
+def test_one_to_twelve_documents(rig: Any, truth: Any, make: Any, num_documents: int) -> None:
+    """Cold and warm; over the four engines, every number meets every frame and layout."""
+    kind = KINDS.index((rig.dtype, rig.key_encoding))
+    options = list(OPTIONS.values())[(num_documents + kind) % 4]
+    prompt = make.usual(num_documents)
+    rig.reset()
+    cold = rig.run(prompt, options)
+    warm = rig.run(prompt, options)
+    assert cold.cached_tokens == 0
+    assert warm.cached_tokens == len(prompt) - len(make.question())
+    assert_true(rig, truth, cold, prompt, options)
+    assert_same(rig, warm, cold)
+
+
+def test_twelve_documents_in_chunks_of_512(rig: Any, make: Any) -> None:
+    prompt = make.usual(12, first=40)
+    for options in itertools.islice(OPTIONS.values(), 0, 4, 3):
+        rig.reset()
+        whole = rig.run(prompt, options)
+        rig.reset()
+        with rig.chunked(512), rig.watched() as steps:
+            chunked = rig.run(prompt, options, request_id="chunked")
+        assert steps.chunks("chunked") == [512, len(prompt) - 512]
+        assert_same(rig, chunked, whole)

@@ -1,0 +1,120 @@
+"""Plain scripts, run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import minipic_backend
+
+ASK = """
+prompt = Prompt([Text("Documents:\\n"), Span("Generators yield values."), Text("What do they do?")])
+print("ANSWER", list(engine.generate(prompt, max_tokens=4, temperature=0.0).token_ids))
+"""
+
+
+def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(minipic_backend.__file__).parents[1]),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    return subprocess.run(
+        [sys.executable, str(path)], env=env, cwd=tmp_path, capture_output=True, text=True,
+        timeout=240,
+    )  # fmt: skip
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
+    return line
+
+
+@pytest.fixture(scope="module")
+def expected(rigs: object) -> str:
+    """What the same engine says in this process."""
+    from minipic_backend import Prompt, Span, Text
+
+    engine = rigs.get("bfloat16").engine  # type: ignore[attr-defined]
+    spans = Span("Generators yield values.")
+    prompt = Prompt([Text("Documents:\n"), spans, Text("What do they do?")])
+    return f"ANSWER {list(engine.generate(prompt, max_tokens=4, temperature=0.0).token_ids)}"
+
+
+def test_inline_without_a_main_guard(tmp_path: Path, model: str, expected: str) -> None:
+    """Nor does it need to be closed: the interpreter ends."""
+    script = f"""
+from minipic_backend import Engine, Prompt, Span, Text
+engine = Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05)
+{ASK}
+"""
+    assert answer(run(tmp_path, script)) == expected
+
+
+def test_separate_process(tmp_path: Path, model: str, expected: str) -> None:
+    """Same answers; refusals keep their class; the engine's process ends with it."""
+    script = f"""
+from minipic_backend import *
+
+def main():
+    import os, subprocess
+    with Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05, process="separate") as engine:
+{textwrap.indent(ASK, "        ")}
+        again = engine.generate(prompt, max_tokens=1)
+        assert again.usage.cached_tokens > 0
+        assert {{row.state for row in engine.explain(prompt).rows}} == {{"?"}}
+        for bad in ([10, engine._config.ssep], [10] * 2000):
+            try:
+                params = engine._sampling_params({{"max_tokens": 1}}, engine._config.options)
+                list(engine._driver.submit(bad, params).deltas())
+            except PromptError as error:
+                print("REFUSED", type(error).__name__, getattr(error, "token_index", None))
+        stream = engine.stream(prompt, max_tokens=200, ignore_eos=True)
+        next(stream)
+        stream.close()
+        assert engine.generate("Hello", max_tokens=1).usage.completion_tokens == 1
+        children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid="],
+                                  capture_output=True, text=True).stdout.split()
+        print("CHILDREN", len(children) - 1)
+    children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="],
+                              capture_output=True, text=True).stdout
+    print("LEFT", "EngineCore" in children)
+
+if __name__ == "__main__":
+    main()
+"""
+    done = run(tmp_path, script)
+    assert answer(done) == expected
+    refused = [line for line in done.stdout.splitlines() if line.startswith("REFUSED")]
+    assert refused == ["REFUSED MalformedSpansError 1", "REFUSED PromptError None"]
+    assert "LEFT False" in done.stdout
+
+
+def test_separate_process_without_a_main_guard_says_so(tmp_path: Path, model: str) -> None:
+    script = f"""
+from minipic_backend import Engine
+engine = Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05, process="separate")
+print("STARTED")
+"""
+    done = run(tmp_path, script)
+    assert done.returncode != 0
+    assert "STARTED" not in done.stdout
+    assert "__main__" in done.stderr
+
+
+def test_importing_the_package_imports_no_engine(tmp_path: Path) -> None:
+    script = """
+import sys
+import minipic_backend
+assert not {"torch", "vllm"} & set(sys.modules)
+print("ANSWER none")
+"""
+    assert answer(run(tmp_path, script)) == "ANSWER none"

@@ -204,6 +204,8 @@ class Engine:
         except BaseException:
             for task in tasks:
                 task.cancel()
+            # Their requests are aborted when this returns, not some time later.
+            await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
     async def astream(self, prompt: Prompt | str, **options: Any) -> AsyncGenerator[Chunk, None]:

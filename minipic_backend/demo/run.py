@@ -71,8 +71,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _ask(engine: Engine, options: argparse.Namespace) -> None:
-    # Only now: bm25s brings numba, and vLLM 0.32 on a CPU does not start after numba
-    # (`register_triton_kernel_overrides` stumbles over llvmlite's library object).
     try:
         from minipic_backend.demo.measure import Session
         from minipic_backend.demo.report import result_line, show_measurement, show_summary

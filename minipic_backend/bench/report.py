@@ -29,7 +29,7 @@ def environment(model: str, engine_args: dict[str, Any]) -> dict[str, Any]:
         "vllm": vllm_version,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": sys.argv[1:],
+        "command": _command(sys.argv[1:]),
     }
 
 
@@ -61,6 +61,15 @@ def write_json(path: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:
     """Writes everything that `format_table` tells, and every single run."""
     content = {"about": about, "rows": [row.to_dict() for row in rows]}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """What was asked, without where the results were to go."""
+    kept = list(arguments)
+    while "--json" in kept:
+        at = kept.index("--json")
+        del kept[at : at + 2]
+    return kept
 
 
 def _cpu_name() -> str:

@@ -154,9 +154,12 @@ def gathered_attention(
     q = q.view(num_queries, num_kv_heads, group, head_size).permute(1, 2, 0, 3)
     q = q.reshape(num_kv_heads, group * num_queries, head_size)
     mask = run.grouped_mask(group)
-    if soft_cap:
+    if soft_cap or run.query_shifts is not None:
+        # Whole products: the same bits however a prompt is cut into chunks, which matters where
+        # every token of every prompt goes this way (`unrotated`).
         scores = torch.bmm(q * scale, k.transpose(1, 2))
-        scores = soft_cap * torch.tanh(scores / soft_cap)
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         out = torch.bmm(torch.softmax(scores + mask, dim=-1), v)
     else:
         out = scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=scale)[0]

@@ -77,7 +77,11 @@ def _check_layer(layer: Attention, rotary: Any, path: str, model_name: str) -> N
     name = type(rotary).__name__
     for wrong, what in (
         (getattr(impl, "alibi_slopes", None) is not None, "uses ALiBi instead of rotary positions"),
-        (rotary is None, "has no rotary embedding (learned or no positions)"),
+        (
+            rotary is None,
+            "has no rotary embedding of vLLM's (learned or no positions, or a model that vLLM "
+            "runs through transformers)",
+        ),
         (rotary is not None and name not in SUPPORTED_ROTARY, f"uses {name}"),
         (layer.sliding_window is not None, "uses sliding-window attention"),
         (getattr(impl, "sinks", None) is not None, "uses attention sinks"),

@@ -49,8 +49,20 @@ def test_two_event_loops_at_once(engine: Engine) -> None:
 
 
 async def test_the_loop_is_not_blocked(engine: Engine) -> None:
-    """A ticker of 5 ms is never late by more than 50 ms while prompts are laid out, prefilled and
-    decoded. The median tells blocking from a machine that has something else to do."""
+    """A ticker of 5 ms is not late by 50 ms while prompts are laid out, prefilled and decoded. On
+    a busy machine it may be, by chance: not three times in a row."""
+    for _ in range(3):
+        engine.reset_cache()
+        late = await _lateness_beside(engine)
+        assert len(late) > 50
+        if late[-1] < 0.05:
+            break
+    assert late[-1] < 0.05
+    assert late[len(late) // 2] < 0.01
+
+
+async def _lateness_beside(engine: Engine) -> list[float]:
+    """Seconds that each tick came late, sorted."""
     late: list[float] = []
     done = asyncio.Event()
 
@@ -61,17 +73,12 @@ async def test_the_loop_is_not_blocked(engine: Engine) -> None:
             late.append(time.perf_counter() - before - 0.005)
 
     ticker = asyncio.create_task(tick())
-    await asyncio.sleep(0.05)
-    engine.reset_cache()
     await engine.agenerate([ask(n, "What? " * 60) for n in range(6)], **SHORT | {"max_tokens": 20})
     async for _ in engine.astream(ask(7), **SHORT):
         pass
     done.set()
     await ticker
-    late.sort()
-    assert len(late) > 50
-    assert late[len(late) // 2] < 0.01
-    assert late[-3] < 0.05
+    return sorted(late)
 
 
 async def test_cancelling_aborts(engine: Engine, exact_rig: Any) -> None:

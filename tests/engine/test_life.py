@@ -14,6 +14,7 @@ from prompts import passages
 from minipic_backend import (
     Engine,
     EngineClosedError,
+    EngineError,
     Prompt,
     RequestAbortedError,
     Span,
@@ -128,11 +129,12 @@ def test_many_threads_at_once(engine: Engine, exact_rig: Any) -> None:
     assert steps.largest_batch > 8
     assert [whole for whole, _ in together] == alone
     assert [pieces for _, pieces in together] == alone
+    # vLLM tells the runner of finished requests in the next step; then it remembers none of them.
+    engine.generate("Hello", max_tokens=1)
+    assert len(exact_rig.runner.span_tables) <= 1
 
 
 def test_reset_cache_keeps_running_requests(engine: Engine) -> None:
-    from minipic_backend import EngineError
-
     engine.reset_cache()
     first = engine.generate(ask(), max_tokens=1, temperature=0.0).usage
     again = engine.generate(ask(), max_tokens=1, temperature=0.0).usage
@@ -188,6 +190,7 @@ def test_closing(another: Engine, engine: Engine) -> None:
         lambda: another.generate("Hello"),
         lambda: next(another.stream("Hello")),
         lambda: another.warm(["A document."], technique="block_attention"),
+        lambda: another.explain(ask()),
         another.reset_cache,
     ):
         with pytest.raises(EngineClosedError):
@@ -232,3 +235,20 @@ def test_a_failed_start_leaves_the_others_alone(model: str, engine: Engine) -> N
     with pytest.raises(EngineStartError):
         Engine(model, kv_cache_gib=0.001)
     assert engine.generate("Hello", max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_step_that_fails_ends_the_engine_and_says_why(
+    another: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = another._driver.llm.engine_core.engine_core
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError("as if something broke")
+
+    monkeypatch.setattr(core.model_executor, "execute_model", fail)
+    with pytest.raises(EngineError, match="as if something broke") as caught:
+        another.generate(ask(), max_tokens=2)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(EngineClosedError):
+        another.generate(ask(), max_tokens=2)
+    another.close()

@@ -81,8 +81,15 @@ SUPPORTED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "rotary embedding of a part of each head": (
-        "phi",
-        ROTARY | {"partial_rotary_factor": 0.5},
+        "llama",
+        ROTARY
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            }
+        },
     ),
     "neighbouring rotary pairs": (
         "gptj",
@@ -131,9 +138,19 @@ def test_taken(model: str, tmp_path: Path, name: str) -> None:
                 chunked = rig.run(prompt)
             ordinary = rig.run(make.encode("An ordinary prompt, of some length." * 5))
             answers.append((cold.logprobs, ordinary.logprobs))
+            (rotary,) = {id(r): r for r in _rotaries(rig)}.values()
+            assert (rotary.rotary_dim < 32) == ("part" in name or "pairs" in name)
+            assert (rotary.mscale != 1.0) == (name == "yarn")
+            assert rotary.is_neox == ("pairs" not in name)
             for other in (warm, chunked):
                 assert distance(other.logprobs, cold.logprobs) < 1e-5
             turned = rig.run(join(make.prefix(), *reversed(spans), make.question()))
             assert distance(turned.logprobs, cold.logprobs) > 1e-2
     for one, other in zip(*answers, strict=True):
         assert distance(one, other) < 1e-5
+
+
+def _rotaries(rig: Any) -> list[Any]:
+    """What the attention layers were given."""
+    layers = rig.runner.compilation_config.static_forward_context.values()
+    return [layer.impl.rotary for layer in layers]

@@ -50,7 +50,7 @@ def observe(model: str, mode: str) -> dict[str, Any]:
 
     requests: list[Any] = []
     core.scheduler.add_request = keep_request
-    params = SamplingParams(temperature=0.0, max_tokens=40, logprobs=5, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=34, logprobs=5, ignore_eos=True)
     tokens, logprobs, cached = [], [], []
     for number, prompt in enumerate(PROMPTS):
         llm.add_request(str(number), prompt, params)

@@ -117,7 +117,7 @@ def test_refused(model: str, tmp_path: Path, name: str) -> None:
 def test_taken(model: str, tmp_path: Path, name: str) -> None:
     """Cold, warm and chunked, and with both key encodings: two ways to the same logits, which a
     factor of the rotary table that entered once too often would keep apart."""
-    from check import distance
+    from check import PREFILL, distance
     from prompts import PromptMaker, join
     from rig import Rig
 
@@ -143,11 +143,11 @@ def test_taken(model: str, tmp_path: Path, name: str) -> None:
             assert (rotary.mscale != 1.0) == (name == "yarn")
             assert rotary.is_neox == ("pairs" not in name)
             for other in (warm, chunked):
-                assert distance(other.logprobs, cold.logprobs) < 1e-5
+                assert distance(other.logprobs, cold.logprobs) < PREFILL["float32"]
             turned = rig.run(join(make.prefix(), *reversed(spans), make.question()))
             assert distance(turned.logprobs, cold.logprobs) > 1e-2
     for one, other in zip(*answers, strict=True):
-        assert distance(one, other) < 1e-5
+        assert distance(one, other) < PREFILL["float32"]
 
 
 def _rotaries(rig: Any) -> list[Any]:

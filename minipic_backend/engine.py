@@ -396,17 +396,19 @@ class Engine:
 
     def _cached_tokens(self, job: _Job) -> list[int] | None:
         """Cached tokens of each segment; None where the scheduler lives in another process."""
-        client = self._driver.llm.engine_core
-        core = getattr(client, "engine_core", None)
-        if core is None or not hasattr(core, "scheduler"):
-            return None
         ids = list(job.laid_out.token_ids)
         salt = job.request.get("cache_salt")
-        held = self._driver.call(
-            lambda llm: llm.engine_core.engine_core.scheduler.probe_cached_blocks(
-                ids, job.sampling_params, salt
-            )
-        )
+
+        def probe(llm: Any) -> list[bool] | None:
+            core = getattr(llm.engine_core, "engine_core", None)
+            if core is None or not hasattr(core, "scheduler"):
+                return None
+            found: list[bool] = core.scheduler.probe_cached_blocks(ids, job.sampling_params, salt)
+            return found
+
+        held = self._driver.call(probe)
+        if held is None:
+            return None
         size = self._config.block_size
         table = job.laid_out.table
         if table is None:

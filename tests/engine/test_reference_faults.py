@@ -144,6 +144,7 @@ def test_poisoning_after_eviction_by_other_requests(
 
 
 @pytest.mark.parametrize("chunk", [2048, 64], ids=["decoding", "prefilling"])
+@pytest.mark.parametrize("options", [SpanOptions(), ISOLATED], ids=["prefix", "none"])
 def test_poisoning_after_preemption(
     rig: Any, make: PromptMaker, truth: Any, options: SpanOptions, chunk: int
 ) -> None:
@@ -215,27 +216,28 @@ def test_marker_in_generated_text(exact_rig: Any, truth: Any, which: str, lone: 
     assert set(answer.token_ids) == {marker}
     assert_true(rig, truth, answer.first(5), prompt, ISOLATED)
 
-    if lone:  # behind a question, vLLM preempts before anything is generated: nothing to see
-        # Preempted, so that vLLM prefills prompt and generated tokens together.
-        older = make.encode("Lists and tuples are sequences; dictionaries are mappings. " * 40)
-        older = older[: 3 * size - 2]
-        ends_at = len(prompt) + num_tokens
-        rig.reset()
-        with rig.shrunk(3 + -(-ends_at // size)), rig.watched() as steps:
-            with rig.paused():
-                first = rig.submit(older, num_tokens=size + 5)
-                second = rig.submit(
-                    prompt,
-                    ISOLATED,
-                    num_tokens=num_tokens,
-                    allowed_token_ids=[marker],
-                    request_id="ours",
-                )
-            rig.read(first)
-            preempted = rig.read(second)
-        assert steps.preemptions("ours") > 0
-        assert max(share.count for share in steps.of("ours") if share.num_preemptions) > size
-        assert_same(rig, preempted, answer)
+    # Preempted after a block and more was generated: vLLM then prefills prompt and generated
+    # tokens together, as far as the cache does not have them.
+    older = make.encode("Lists and tuples are sequences; dictionaries are mappings. " * 40)
+    older = older[: 3 * size - 2]
+    rig.reset()
+    room = 4 + -(-len(prompt) // size) + 1  # till each has generated a block
+    with rig.shrunk(room), rig.watched() as steps:
+        with rig.paused():
+            first = rig.submit(older, num_tokens=num_tokens + 5)
+            second = rig.submit(
+                prompt,
+                ISOLATED,
+                num_tokens=num_tokens,
+                allowed_token_ids=[marker],
+                request_id="ours",
+            )
+        rig.read(first)
+        preempted = rig.read(second)
+    assert steps.preemptions("ours") > 0
+    before = [share for share in steps.of("ours") if not share.num_preemptions]
+    assert before[-1].start >= len(prompt) + size - 2
+    assert_same(rig, preempted, answer)
 
     # The span and other prompts are as before.
     later = join(make.prefix(), *make.spans(2, first=1), span, make.question())

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from langchain_minipic import ChatMiniPIC, MiniPIC, _engines
-from langchain_minipic._engines import EngineSpec
+from langchain_minipic import ChatMiniPIC, MiniPIC
 
-from minipic_backend import ConfigurationError, EngineClosedError, EngineStartError
+from minipic_backend import ConfigurationError, EngineClosedError, EngineStartError, shared_engines
+from minipic_backend.shared_engines import EngineSpec
 from minipic_backend.testing import FakeEngine
 
 
@@ -28,9 +28,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeEngine]]:
         engines.append(FakeEngine(model=spec.model))
         return engines[-1]
 
-    monkeypatch.setattr(_engines, "create_engine", create)
+    monkeypatch.setattr(shared_engines, "create_engine", create)
     yield engines
-    _engines.close_all()
+    shared_engines.close_all()
 
 
 def test_making_models_starts_nothing(started: list[FakeEngine]) -> None:
@@ -66,8 +66,10 @@ def test_32_threads_at_once_start_one_engine(started: list[FakeEngine]) -> None:
 def test_starting_does_not_block_the_event_loop(
     started: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = _engines.create_engine
-    monkeypatch.setattr(_engines, "create_engine", lambda spec: time.sleep(0.3) or create(spec))
+    create = shared_engines.create_engine
+    monkeypatch.setattr(
+        shared_engines, "create_engine", lambda spec: time.sleep(0.3) or create(spec)
+    )
 
     async def main() -> int:
         asking = [asyncio.create_task(ChatMiniPIC(model="m").ainvoke("x")) for _ in range(4)]
@@ -94,7 +96,7 @@ def test_the_last_one_to_close_closes_the_engine(started: list[FakeEngine]) -> N
     with second:
         second.invoke("x")
     assert started[0].closed
-    assert _engines._shared == {}
+    assert shared_engines._shared == {}
     ChatMiniPIC(model="m").invoke("x")
     assert len(started) == 2
 
@@ -114,14 +116,14 @@ def test_a_dropped_model_leaves_the_engine_warm_but_holds_nothing(
 def test_a_failed_start_can_be_tried_again(
     started: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, failures = _engines.create_engine, [EngineStartError("no memory")]
+    create, failures = shared_engines.create_engine, [EngineStartError("no memory")]
 
     def fail_once(spec: EngineSpec) -> Any:
         if failures:
             raise failures.pop()
         return create(spec)
 
-    monkeypatch.setattr(_engines, "create_engine", fail_once)
+    monkeypatch.setattr(shared_engines, "create_engine", fail_once)
     llm = ChatMiniPIC(model="m")
     with pytest.raises(EngineStartError, match="no memory"):
         llm.invoke("x")

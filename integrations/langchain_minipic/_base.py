@@ -14,7 +14,6 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import PrivateAttr
 
-from langchain_minipic._engines import EngineLease, EngineSpec
 from langchain_minipic._options import ModelOptions
 from langchain_minipic.documents import DocumentLike, document_texts
 from langchain_minipic.messages import canonical
@@ -27,6 +26,7 @@ from minipic_backend import (
     RequestAbortedError,
     WarmReport,
 )
+from minipic_backend.shared_engines import EngineLease, EngineSpec
 
 __all__ = ["EngineBacked"]
 

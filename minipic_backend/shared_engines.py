@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
-from minipic_backend import ConfigurationError, EngineClosedError, EngineProtocol
+from minipic_backend.errors import ConfigurationError, EngineClosedError
+from minipic_backend.protocol import EngineProtocol
 
 __all__ = ["EngineLease", "EngineSpec", "close_all", "create_engine"]
 

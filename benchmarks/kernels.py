@@ -29,8 +29,13 @@ if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 from benchmarks.kernel_cases import CASES, LLAMA_8B, TINY, TINY_CASES, Inputs
-from minipic_backend.attention import dispatch
-from minipic_backend.attention.dispatch import PagedWork, SpanWork, plan_dependent, run_dependent
+from minipic_backend.attention.dispatch import (
+    PagedWork,
+    SpanWork,
+    max_copies,
+    plan_dependent,
+    run_dependent,
+)
 from minipic_backend.attention.geometry import Geometry, choose_geometry
 from minipic_backend.attention.naive import naive_span_attention, naive_varlen_attention
 from minipic_backend.attention.sequences import context_sequences
@@ -75,8 +80,8 @@ def variants(inputs: Inputs, attend: Any) -> Iterator[tuple[str, str, Runner]]:
 
         return run
 
-    room = dispatch.COPY_BUFFER_BYTES // (2 * shape.num_heads * shape.head_size * shape.itemsize)
-    virtual = SpanWork((), plan_virtual(inputs.runs, table, shape.block_size, room), False)
+    plan = plan_virtual(inputs.runs, table, shape.block_size, max_copies(shape))
+    virtual = SpanWork((), plan, False)
     yield "stock", "plain", stock
     yield "paged, one segment", "plain", planned(plan_dependent(inputs.plain, table, shape))
     yield "span_local", "span_local", planned(plan_dependent(inputs.runs, table, shape))

@@ -42,6 +42,7 @@ __all__ = [
     "PagedWork",
     "SpanWork",
     "graph_work",
+    "max_copies",
     "plan_dependent",
     "prefers_virtual",
     "refresh_graph_work",
@@ -104,6 +105,11 @@ def prefers_virtual(shape: AttentionShape, runs: Sequence[PlacedRun]) -> bool:
     return virtual < max(paged_flops / PAGED_FLOPS, reading) + PAGED_SECONDS
 
 
+def max_copies(shape: AttentionShape) -> int:
+    """Copies of a query that `COPY_BUFFER_BYTES` have room for, each with its partial output."""
+    return max(COPY_BUFFER_BYTES // (2 * shape.num_heads * shape.head_size * shape.itemsize), 1)
+
+
 def _round_up(n: int, step: int) -> int:
     return -(-n // step) * step
 
@@ -126,9 +132,7 @@ def plan_dependent(
     if virtual and many and not (shape.unrotated or shape.window):
         starts = {s.start for r in many for s in r.run.seen}
         if all(start % shape.block_size == 0 for start in starts) and prefers_virtual(shape, many):
-            row_bytes = 2 * shape.num_heads * shape.head_size * shape.itemsize
-            max_copies = max(COPY_BUFFER_BYTES // row_bytes, 1)
-            plan = plan_virtual(many, block_table, shape.block_size, max_copies)
+            plan = plan_virtual(many, block_table, shape.block_size, max_copies(shape))
             many = []
     paged = tuple(_paged_work(part, block_table, shape) for part in (few, many) if part)
     return SpanWork(paged, plan, shape.unrotated)

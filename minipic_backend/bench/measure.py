@@ -12,7 +12,7 @@ from typing import Any
 from minipic_backend.bench.engines import Session
 from minipic_backend.bench.prompts import RandomPrompts, wiki_shaped_lengths
 
-__all__ = ["Row", "measure_decode", "measure_throughput", "measure_ttft"]
+__all__ = ["Row", "measure_capacity", "measure_decode", "measure_throughput", "measure_ttft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Row:
     """One figure.
 
     Args:
-        bench: "throughput", "ttft" or "decode".
+        bench: "capacity", "throughput", "ttft" or "decode".
         case: what was asked of the engine.
         variant: the engine.
         unit: of the values.
@@ -41,6 +41,13 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "median": self.median}
+
+
+def measure_capacity(session: Session) -> Row:
+    """Tokens that the KV cache holds, as the engine sized it."""
+    num_blocks = session.driver.call(lambda llm: llm.vllm_config.cache_config.num_gpu_blocks)
+    tokens = float((num_blocks or 0) * session.block_size)
+    return Row("capacity", "KV cache", session.variant, "tokens", (tokens,))
 
 
 def measure_throughput(

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from minipic_backend.bench.engines import VARIANTS, Session, open_session
-from minipic_backend.bench.measure import Row, measure_decode, measure_throughput, measure_ttft
+from minipic_backend.bench.measure import (
+    Row,
+    measure_capacity,
+    measure_decode,
+    measure_throughput,
+    measure_ttft,
+)
 from minipic_backend.bench.report import environment, format_table, write_json
 
 __all__ = ["add_arguments", "run"]
@@ -69,6 +75,7 @@ def _figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> 
     documents = options.documents or ("10,30,100" if on_gpu else "4,10")
     decode = options.decode or ("1x8192,32x8192,64x2048,1x10000:10" if on_gpu else "1x512,1x512:4")
     size = options.document_tokens or (1000 if on_gpu else 100)
+    yield measure_capacity(session)
     if "throughput" in options.bench:
         samples = options.samples or (1000 if on_gpu else 10)
         yield from measure_throughput(session, samples=samples, runs=options.runs)

@@ -32,6 +32,7 @@ from minipic_backend.attention.geometry import AttentionShape
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun
 from minipic_backend.attention.sequences import context_sequences
+from minipic_backend.attention.warmup import warm_up
 from minipic_backend.plugin.cuda_graphs import GraphRows
 from minipic_backend.plugin.cuda_state import SpanBatch
 from minipic_backend.plugin.enable import span_config
@@ -197,9 +198,7 @@ class SpanFlashImpl(FlashAttentionImpl):
                 out,
             )
             output.index_copy_(0, metadata.context_queries, out)
-        # As FlashAttentionImpl splits it: [num_blocks, block_size, num_kv_heads, head_size] each.
-        slots = kv_cache.transpose(1, 2)
-        key_cache, value_cache = torch.split(slots, self.head_size, dim=-1)
+        key_cache, value_cache = self._split(kv_cache)
         run_dependent(
             metadata.work,
             query,
@@ -214,6 +213,35 @@ class SpanFlashImpl(FlashAttentionImpl):
             attend=self._attend,
         )
         return output
+
+    def warm_up(
+        self,
+        layer: Any,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        *,
+        max_rows: int,
+        max_tokens: int,
+    ) -> int:
+        """Compiles what this layer needs behind spans; how many batches were run for that."""
+        assert self.rotary is not None
+        key_cache, value_cache = self._split(layer.kv_cache)
+        return warm_up(
+            shape,
+            key_cache,
+            value_cache,
+            self.rotary,
+            dtype=dtype,
+            max_rows=max_rows,
+            max_tokens=max_tokens,
+            scale=self.scale,
+            soft_cap=self.logits_soft_cap,
+            attend=self._attend,
+        )
+
+    def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """As FlashAttentionImpl does: [num_blocks, block_size, num_kv_heads, head_size] each."""
+        return torch.split(kv_cache.transpose(1, 2), self.head_size, dim=-1)
 
     def _attend(self, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """FlashAttention with its log-sum-exp, [num_heads, num_queries]."""

@@ -34,6 +34,10 @@ class SpanCudaWorker(Worker):
             raise ConfigurationError("Spans need vLLM's model runner V2 on CUDA, its default")
         return SpanGPUModelRunner(self.vllm_config, self.device)
 
+    def compile_or_warm_up_model(self) -> Any:
+        self.model_runner.warm_up_spans()
+        return super().compile_or_warm_up_model()
+
 
 class SpanGPUModelRunner(GPUModelRunner):
     """Puts our attention, state and graphs in place, and chooses the graphs of each step."""
@@ -80,6 +84,27 @@ class SpanGPUModelRunner(GPUModelRunner):
             )
         self.cudagraph_manager = SpanCudaGraphManager.adopt(self.cudagraph_manager, builders)
         return result
+
+    def warm_up_spans(self) -> None:
+        """Compiles the kernels behind spans, so that no request waits for it."""
+        layers = self.compilation_config.static_forward_context
+        seen: set[tuple[Any, ...]] = set()
+        for groups in self.attn_groups:
+            for group in groups:
+                shape = group.metadata_builders[0].shape
+                for layer in (layers[name] for name in group.layer_names):
+                    impl = layer.impl
+                    rotary = impl.rotary
+                    style = (shape, rotary.rotary_dim, rotary.is_neox, impl.logits_soft_cap > 0)
+                    if style not in seen:
+                        seen.add(style)
+                        impl.warm_up(
+                            layer,
+                            shape,
+                            self.dtype,
+                            max_rows=self.max_num_reqs,
+                            max_tokens=self.max_num_tokens,
+                        )
 
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)

@@ -7,14 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+COMMAND = """
+    bench throughput ttft decode --compare stock --runs 1 --samples 2 --documents 3
+    --document-tokens 40 --decode 2x96,1x160:2 --max-model-len 2048
+"""
+
 
 def test_it_measures_stock_and_spans(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, "-m", "minipic_backend.cli", "bench", "throughput", "ttft", "decode"]
-        + "--compare stock --runs 1 --samples 2 --documents 3 --document-tokens 40".split()
-        + "--decode 2x96,1x160:2 --max-model-len 2048 --json".split()
-        + [str(target)],
+        [sys.executable, "-m", "minipic_backend.cli", *COMMAND.split(), "--json", str(target)],
         capture_output=True,
         text=True,
         timeout=500,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -23,9 +21,9 @@ from minipic_backend import (
     EngineProtocol,
     Explanation,
     Prompt,
-    RequestAbortedError,
     WarmReport,
 )
+from minipic_backend.deadline import deadline
 from minipic_backend.shared_engines import EngineLease, EngineSpec
 
 __all__ = ["EngineBacked"]
@@ -62,27 +60,8 @@ class EngineBacked(ModelOptions):
         self, engine: EngineProtocol, options: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         """Options under which the request is aborted after `timeout` seconds."""
-        if self.timeout is None:
-            yield options
-            return
-        request_id = options.get("request_id") or uuid.uuid4().hex
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            engine.abort(request_id)
-
-        timer = threading.Timer(self.timeout, expire)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield {**options, "request_id": request_id}
-        except RequestAbortedError as error:
-            if expired.is_set():
-                raise TimeoutError(f"No answer within timeout={self.timeout} s") from error
-            raise
-        finally:
-            timer.cancel()
+        with deadline(engine, options, self.timeout) as given:
+            yield given
 
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of `text` by the model's own tokenizer, without special tokens added."""

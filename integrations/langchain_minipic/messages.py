@@ -14,8 +14,7 @@ to see everything before it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
@@ -28,7 +27,9 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from minipic_backend import Message, Prompt, PromptError, Span, Text
+from minipic_backend import Message, Prompt, PromptError, Text
+from minipic_backend.chat import document_core as canonical
+from minipic_backend.chat import document_parts, join_texts, merge_messages
 from minipic_backend.prompt import Part
 
 __all__ = ["block_parts", "canonical", "has_spans", "join_texts", "span_block", "to_prompt"]
@@ -36,12 +37,9 @@ __all__ = ["block_parts", "canonical", "has_spans", "join_texts", "span_block", 
 _MARK = "minipic"
 _MARK_KEYS = {"span", "rank", "id"}
 _ROLES = {"human": "user", "ai": "assistant"}
-# A chat template may insist that these alternate; merged, they read the same.
-_MERGED_ROLES = {"system", "user"}
 _REASONING = {"reasoning", "thinking"}
 # Blocks of an answer that `tool_calls` holds as well.
 _TOOL_CALLS = {"tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "function_call"}
-_BLANK_LINES = re.compile(r"(?:[^\S\n]*\n)*")
 
 
 def span_block(text: str, *, rank: int | None = None, id: str | None = None) -> dict[str, Any]:
@@ -68,18 +66,11 @@ def to_prompt(
     Raises:
         PromptError: no messages, a kind of message or block that we cannot send, a wrong mark.
     """
-    result: list[Message] = []
+    converted = []
     for index, message in enumerate(messages):
-        role, extra = _role(message), _extra(message)
         parts = _parts(message, is_first=index == 0, is_last=index == len(messages) - 1)
-        last = result[-1] if result else None
-        if last and last.role == role and role in _MERGED_ROLES and last.extra == extra:
-            parts = [*last.parts, *([Text("\n\n")] if last.parts and parts else []), *parts]
-            result.pop()
-        result.append(Message(role, join_texts(parts), extra))
-    if not result:
-        raise PromptError("There are no messages to answer")
-    return Prompt.chat(result, template_kwargs=template_kwargs)
+        converted.append(Message(_role(message), parts, _extra(message)))
+    return Prompt.chat(merge_messages(converted), template_kwargs=template_kwargs)
 
 
 def has_spans(message: BaseMessage) -> bool:
@@ -98,29 +89,7 @@ def block_parts(block: dict[str, Any], *, keep_text: bool = False) -> list[Part]
     wish = _wish(block)
     if wish is None or (keep_text and not wish):
         return [Text(text)]
-    lead, core, trail = _edges(text)
-    if not core:
-        return [Text(text)]
-    span = Span(core, rank=wish.get("rank"), id=wish.get("id"))
-    return [*([Text(lead)] if lead else []), span, *([Text(trail)] if trail else [])]
-
-
-def canonical(text: str) -> str:
-    """A document as a span holds it: without blank lines in front and whitespace behind."""
-    return _edges(text)[1]
-
-
-def join_texts(parts: Iterable[Part]) -> list[Part]:
-    """Neighbouring texts made one, empty ones dropped."""
-    result: list[Part] = []
-    for part in parts:
-        if isinstance(part, Text):
-            if not part.text:
-                continue
-            if result and isinstance(result[-1], Text):
-                part = Text(result.pop().text + part.text)
-        result.append(part)
-    return result
+    return document_parts(text, rank=wish.get("rank"), id=wish.get("id"))
 
 
 def _parts(message: BaseMessage, *, is_first: bool, is_last: bool) -> list[Part]:
@@ -156,14 +125,6 @@ def _wish(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
             )
         return mark if mark.get("span", True) else None
     return {} if block.get("cache_control") or extras.get("cache_control") else None
-
-
-def _edges(text: str) -> tuple[str, str, str]:
-    """Blank lines, document, whitespace: so that a span never depends on its neighbours."""
-    core = text.rstrip()
-    match = _BLANK_LINES.match(core)
-    start = match.end() if match else 0
-    return core[:start], core[start:], text[len(core) :]
 
 
 def _role(message: BaseMessage) -> str:

@@ -13,6 +13,7 @@ LIGHT = [
     "minipic_backend.markers",
     "minipic_backend.segments",
     "minipic_backend.hashing",
+    "minipic_backend.base_engine",
     "minipic_backend.engine",
     "minipic_backend.driver",
     "minipic_backend.testing",

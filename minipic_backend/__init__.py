@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minipic_backend.errors import (
+    AnswerError,
     ConfigurationError,
     ContextWindowError,
     EngineClosedError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AnswerError",
     "Chunk",
     "Completion",
     "ConfigurationError",

@@ -7,6 +7,7 @@ MiniPICError
 ├── PromptError (ValueError)            a prompt that cannot be laid out or served
 │   ├── MalformedSpansError             markers or pads at the wrong place (`token_index`)
 │   └── ContextWindowError              longer than the model's context
+├── AnswerError (ValueError)            an answer that is not what was asked for
 ├── ModelNotFoundError (FileNotFoundError)
 ├── EngineError (RuntimeError)          the engine failed
 │   ├── EngineStartError                ... while starting
@@ -18,6 +19,7 @@ MiniPICError
 from __future__ import annotations
 
 __all__ = [
+    "AnswerError",
     "ConfigurationError",
     "ContextWindowError",
     "EngineClosedError",
@@ -82,6 +84,10 @@ class ContextWindowError(PromptError):
         )
         self.num_tokens = num_tokens
         self.max_model_len = max_model_len
+
+
+class AnswerError(MiniPICError, ValueError):
+    """The model's answer is not of the form that was asked for."""
 
 
 class ModelNotFoundError(MiniPICError, FileNotFoundError):

@@ -15,6 +15,8 @@ from minipic_backend.errors import PromptError
 from minipic_backend.prompt import Message, Part, Prompt, Span, Text
 from minipic_backend.tokenizer import Tokenizer, tokenizer_name
 from minipic_backend.tokens import TextEncoder, any_of
+from minipic_backend.tools.rendering import spell_out_tools
+from minipic_backend.tools.syntax import template_text
 
 __all__ = ["Piece", "Renderer"]
 
@@ -48,6 +50,9 @@ class Renderer:
         Raises:
             PromptError: no chat template, or one that refuses the messages or drops a document.
         """
+        if prompt.is_chat:
+            template = template_text(self._tokenizer, prompt.template_kwargs)
+            prompt = spell_out_tools(prompt, template)
         hidden = _Hidden(prompt)
         if prompt.is_chat:
             text = self._apply_template(prompt, hidden)

@@ -189,5 +189,6 @@ def test_sentinels_avoid_the_text(llama: Any, monkeypatch: pytest.MonkeyPatch) -
         template_kwargs={"z": "QoptionsQ"},
     )
     full = llama.decode(layout.lay_out(prompt, FULL).token_ids)
-    assert full == f"<|begin_of_text|>{HEADER}QtakenQ0Z\n\nq<|eot_id|>{ANSWER}"
+    assert full.endswith(f"\n\nQtakenQ0Z\n\nq<|eot_id|>{ANSWER}")
+    assert '{"QtoolsQ": 1}' in full
     assert next(names, None) is None

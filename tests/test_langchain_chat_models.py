@@ -123,13 +123,6 @@ def test_unknown_options_are_refused(llm: ChatMiniPIC) -> None:
         llm.invoke("x", max_new_tokens=3)
 
 
-def test_tools_are_not_silently_ignored(llm: ChatMiniPIC) -> None:
-    with pytest.raises(NotImplementedError):
-        llm.bind_tools([])
-    with pytest.raises(ConfigurationError, match="tools"):
-        llm.bind(tools=[]).invoke("x")
-
-
 def test_chat_template_kwargs(engine: FakeEngine) -> None:
     llm = ChatMiniPIC(
         model="m", engine=engine, chat_template_kwargs={"a": 1, "enable_thinking": True}

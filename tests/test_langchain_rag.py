@@ -170,7 +170,9 @@ def test_explain_takes_strings_and_messages(llm: ChatMiniPIC) -> None:
 def test_token_counts_are_the_engines(llm: ChatMiniPIC, engine: FakeEngine) -> None:
     assert llm.get_num_tokens("one two") == 2
     assert llm.get_token_ids("one two") == engine.token_ids("one two")
-    assert llm.get_num_tokens_from_messages([HumanMessage("one two")]) == 3  # "Human: one two"
+    # The fake's template: a line "<user>", the text, a line "<assistant>".
+    assert llm.get_num_tokens_from_messages([HumanMessage("one two")]) == 5
+    assert llm.get_num_tokens_from_messages([]) == 0
     custom = ChatMiniPIC(model="m", engine=engine, custom_get_token_ids=lambda text: [7])
     assert (custom.get_token_ids("one two"), custom.get_num_tokens("one two")) == ([7], 1)
 

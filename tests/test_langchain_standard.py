@@ -1,6 +1,8 @@
-"""LangChain's own unit suite. The integration suite, and tools, come with the real engine."""
+"""LangChain's own unit suite; the integration suite runs in tests/engine."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_minipic import ChatMiniPIC
@@ -19,6 +21,10 @@ class TestEmbedded(ChatModelUnitTests):
     @property
     def chat_model_params(self) -> dict[str, object]:
         return {"model": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        return {"MINIPIC_API_KEY": "a key"}, self.chat_model_params, {"api_key": "a key"}
 
 
 class TestInjected(TestEmbedded):

@@ -170,7 +170,6 @@ def test_choices(choice: Any, tools: list[Any], mode: str, name: str | None) -> 
     [
         ("sub", [ADD], "add"),
         ("any", [], "without tools"),
-        (None, [ADD, ADD], "same name"),
         (None, [{"name": "add"}], "A tool is"),
     ],
 )

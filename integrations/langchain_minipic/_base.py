@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -54,6 +56,18 @@ class EngineBacked(ModelOptions):
             spec = EngineSpec(self.model, self.base_url, self.engine_options, client)
             self._lease = EngineLease(spec)
         return self._lease
+
+    def _context_window(self) -> int | None:
+        """Tokens of the context, as far as it is known before an engine runs."""
+        if self.engine is not None:
+            return self.engine.max_model_len
+        if isinstance(given := self.engine_options.get("max_model_len"), int):
+            return given
+        config = Path(self.model) / "config.json"
+        if not config.is_file():
+            return None
+        found = json.loads(config.read_text()).get("max_position_embeddings")
+        return found if isinstance(found, int) else None
 
     @contextmanager
     def _deadline(

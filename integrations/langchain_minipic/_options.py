@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models.base import LangSmithParams
+from langchain_core.utils.utils import secret_from_env
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from minipic_backend import EngineProtocol
@@ -49,7 +50,8 @@ class ModelOptions(BaseModel):
         logprobs: alternatives per generated token to report.
         model_kwargs: further sampling options, under vLLM's names.
         timeout: seconds after which a request is aborted, with `TimeoutError`.
-        api_key, max_retries: for a remote engine; an embedded one has no use for them.
+        api_key, max_retries: for a remote engine; an embedded one has no use for them. The key's
+            default is the environment's MINIPIC_API_KEY.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -79,7 +81,9 @@ class ModelOptions(BaseModel):
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     timeout: float | None = None
-    api_key: SecretStr | None = None
+    api_key: SecretStr | None = Field(
+        default_factory=secret_from_env("MINIPIC_API_KEY", default=None)
+    )
     max_retries: int = 2
 
     @model_validator(mode="before")

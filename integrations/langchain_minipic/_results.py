@@ -16,7 +16,9 @@ from langchain_core.outputs import (
     LLMResult,
 )
 
+from langchain_minipic._tools import call_chunks, calls
 from minipic_backend import Chunk, Completion, Result, Timing, Usage
+from minipic_backend.tools import AnswerPlan, TextParser
 
 __all__ = ["chat_chunk", "chat_result", "llm_result", "text_chunk", "usage_metadata"]
 
@@ -37,12 +39,17 @@ def usage_metadata(usage: Usage) -> UsageMetadata:
     )
 
 
-def chat_result(result: Result, model: str) -> ChatResult:
+def chat_result(result: Result, model: str, plan: AnswerPlan) -> ChatResult:
     """One generation per completion. Usage counts the request, so the first one alone has it."""
     generations = []
     for completion in result.completions:
+        answer = plan.parser().parse(completion.text, completion.token_ids)
+        tool_calls, invalid_tool_calls = calls(answer)
         message = AIMessage(
-            content=completion.text,
+            content=answer.content,
+            additional_kwargs=_reasoning(answer.reasoning),
+            tool_calls=tool_calls,
+            invalid_tool_calls=invalid_tool_calls,
             response_metadata=_metadata(result.request_id, model, result.timing),
             usage_metadata=usage_metadata(result.usage) if completion.index == 0 else None,
         )
@@ -51,14 +58,29 @@ def chat_result(result: Result, model: str) -> ChatResult:
     return ChatResult(generations=generations, llm_output={"model_name": model})
 
 
-def chat_chunk(chunk: Chunk, model: str) -> ChatGenerationChunk:
-    """Usage, timing and the model's name go out once, with the last piece: pieces get merged."""
-    message = AIMessageChunk(content=chunk.text)
+def chat_chunk(chunk: Chunk, parser: TextParser, model: str) -> ChatGenerationChunk | None:
+    """None where the parser holds everything back. Usage, timing and the model's name go out
+    once, with the last piece: pieces get merged."""
+    deltas = [parser.feed(chunk.text, chunk.token_ids)]
+    if chunk.usage is not None:
+        deltas.append(parser.finish())
+    info = _generation_info(chunk)
+    if not any(deltas) and info is None and chunk.usage is None:
+        return None
+    message = AIMessageChunk(
+        content="".join(delta.content for delta in deltas),
+        additional_kwargs=_reasoning("".join(delta.reasoning for delta in deltas)),
+        tool_call_chunks=[piece for delta in deltas for piece in call_chunks(delta)],
+    )
     if chunk.usage is not None:
         message.usage_metadata = usage_metadata(chunk.usage)
         message.response_metadata = _metadata(chunk.request_id, model, chunk.timing)
         message.chunk_position = "last"
-    return ChatGenerationChunk(message=message, generation_info=_generation_info(chunk))
+    return ChatGenerationChunk(message=message, generation_info=info)
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    return {"reasoning_content": text} if text else {}
 
 
 def llm_result(results: Sequence[Result], model: str) -> LLMResult:

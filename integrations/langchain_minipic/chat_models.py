@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -13,16 +13,28 @@ from langchain_core.callbacks import (
 )
 from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor, get_config_list
 from pydantic import Field
 
 from langchain_minipic._base import EngineBacked
+from langchain_minipic._requests import ChatRequest, sort_options
 from langchain_minipic._results import chat_chunk, chat_result
+from langchain_minipic._tools import (
+    Schema,
+    StructuredMethod,
+    ToolLike,
+    output_parser,
+    response_format,
+    tool_dicts,
+    with_parsing,
+)
 from langchain_minipic.messages import to_prompt
 from minipic_backend import ConfigurationError, Prompt
+from minipic_backend.tools import resolve_tool_choice
 
 __all__ = ["ChatMiniPIC"]
 
@@ -47,14 +59,23 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the model's chat template, such as `enable_thinking`."""
 
+    tool_parser: str | None = None
+    """How the model writes tool calls: a name that `vllm serve --tool-call-parser` knows. None
+    tells it from the chat template."""
+
+    reasoning_parser: str | None = None
+    """What stands around its reasoning: "think", "seed_oss" or "mistral". None tells it from the
+    chat template."""
+
     @property
     def _llm_type(self) -> str:
         return "minipic-chat"
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        template = {"chat_template_kwargs": self.chat_template_kwargs}
-        return {**super()._identifying_params, **template}
+        chat = ("chat_template_kwargs", "tool_parser", "reasoning_parser")
+        given = {name: value for name in chat if (value := getattr(self, name))}
+        return {**super()._identifying_params, **given}
 
     def _generate(
         self,
@@ -63,10 +84,12 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        prompt, options = self._request(messages, stop, kwargs)
+        request = self._request(messages, stop, kwargs)
         engine = self._get_engine()
-        with self._deadline(engine, options) as given:
-            return chat_result(engine.generate(prompt, **given), self.model)
+        planned = request.on(engine)
+        with self._deadline(engine, planned.options) as given:
+            result = engine.generate(planned.prompt, **given)
+        return chat_result(result, self.model, planned.plan)
 
     async def _agenerate(
         self,
@@ -75,10 +98,12 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        prompt, options = self._request(messages, stop, kwargs)
+        request = self._request(messages, stop, kwargs)
         engine = await self._aget_engine()
-        with self._deadline(engine, options) as given:
-            return chat_result(await engine.agenerate(prompt, **given), self.model)
+        planned = request.on(engine)
+        with self._deadline(engine, planned.options) as given:
+            result = await engine.agenerate(planned.prompt, **given)
+        return chat_result(result, self.model, planned.plan)
 
     def _stream(
         self,
@@ -87,14 +112,17 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        prompt, options = self._request(messages, stop, kwargs, streams=True)
+        request = self._request(messages, stop, kwargs, streams=True)
         engine = self._get_engine()
+        planned = request.on(engine)
+        parser = planned.plan.parser()
         with (
-            self._deadline(engine, options) as given,
-            closing(cast("Any", engine.stream(prompt, **given))) as pieces,
+            self._deadline(engine, planned.options) as given,
+            closing(cast("Any", engine.stream(planned.prompt, **given))) as pieces,
         ):
             for piece in pieces:
-                chunk = chat_chunk(piece, self.model)
+                if (chunk := chat_chunk(piece, parser, self.model)) is None:
+                    continue
                 if run_manager:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -106,12 +134,15 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        prompt, options = self._request(messages, stop, kwargs, streams=True)
+        request = self._request(messages, stop, kwargs, streams=True)
         engine = await self._aget_engine()
-        with self._deadline(engine, options) as given:
-            async with aclosing(cast("Any", engine.astream(prompt, **given))) as pieces:
+        planned = request.on(engine)
+        parser = planned.plan.parser()
+        with self._deadline(engine, planned.options) as given:
+            async with aclosing(cast("Any", engine.astream(planned.prompt, **given))) as pieces:
                 async for piece in pieces:
-                    chunk = chat_chunk(piece, self.model)
+                    if (chunk := chat_chunk(piece, parser, self.model)) is None:
+                        continue
                     if run_manager:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
@@ -171,12 +202,111 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         kwargs: dict[str, Any],
         *,
         streams: bool = False,
-    ) -> tuple[Prompt, dict[str, Any]]:
+    ) -> ChatRequest:
         template = {**self.chat_template_kwargs, **kwargs.pop("chat_template_kwargs", {})}
-        options = self._call_options(stop, kwargs)
+        tool_parser = kwargs.pop("tool_parser", self.tool_parser)
+        reasoning_parser = kwargs.pop("reasoning_parser", self.reasoning_parser)
+        given, tools = sort_options(kwargs)
+        options = self._call_options(stop, given)
         if streams and (options.get("n") or 1) > 1:
             raise ConfigurationError(f"n={options['n']}: LangChain streams one answer at a time")
-        return to_prompt(messages, template_kwargs=template), options
+        return ChatRequest(messages, options, template, tools, tool_parser, reasoning_parser)
+
+    def bind_tools(
+        self,
+        tools: Sequence[ToolLike],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """This model with tools.
+
+        Args:
+            tools: functions, `BaseTool`s, classes, or dicts in OpenAI's form.
+            tool_choice: None or "auto": the model decides; "none"; "any", "required" or True: it
+                calls at least one; a tool's name: it calls that one. What is forced is forced by
+                constrained decoding: the arguments then match the tool's schema, unless
+                `max_tokens` cuts them off.
+            parallel_tool_calls: False: a forced answer holds one call.
+            kwargs: further options of the call.
+
+        Raises:
+            ConfigurationError: an unknown tool or choice.
+        """
+        given = tool_dicts(tools)
+        resolve_tool_choice(tool_choice, given)  # a wrong one fails here, not at the first call
+        chosen = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        bound = {name: value for name, value in chosen.items() if value is not None}
+        return self.bind(tools=given, **bound, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Schema | None = None,
+        *,
+        method: StructuredMethod = "json_schema",
+        include_raw: bool = False,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """This model, giving objects.
+
+        Args:
+            schema: a pydantic class, a TypedDict, or a JSON schema. None: any JSON object
+                ("json_mode" only).
+            method: "json_schema" and "json_mode" hold the answer to the schema by constrained
+                decoding (without a schema: to JSON); "function_calling" asks for it as the
+                arguments of a tool, which the prompt then describes.
+            include_raw: give {"raw": message, "parsed": object, "parsing_error": error or None}.
+            kwargs: further options of the call; `strict` is always meant.
+
+        Raises:
+            ConfigurationError: an unknown method, or no schema where one is needed.
+        """
+        if method not in get_args(StructuredMethod) or (schema is None and method != "json_mode"):
+            known = ", ".join(get_args(StructuredMethod))
+            raise ConfigurationError(
+                f"with_structured_output: method={method!r}, schema={schema!r}; methods are "
+                f"{known}, and only json_mode does without a schema"
+            )
+        trace = {"kwargs": {"method": method}, "schema": schema}
+        if method == "function_calling":
+            assert schema is not None
+            llm = self.bind_tools(
+                [schema], tool_choice="any", ls_structured_output_format=trace, **kwargs
+            )
+        else:
+            llm = self.bind(
+                response_format=response_format(schema),
+                ls_structured_output_format=trace,
+                **kwargs,
+            )
+        return with_parsing(llm, output_parser(schema, method), include_raw=include_raw)
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """Tokens of a chat as the model sees it, by its own template, documents as plain text."""
+        if not messages:
+            return 0
+        given = tool_dicts(tools or ())
+        prompt = to_prompt(messages, tools=given, template_kwargs=self.chat_template_kwargs)
+        return len(self._get_engine().explain(prompt, technique="full").token_ids)
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        profile = ModelProfile(
+            name=self.model,
+            text_inputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            pdf_inputs=False,
+            text_outputs=True,
+            tool_calling=True,
+            tool_choice=True,
+        )
+        if (tokens := self._context_window()) is not None:
+            profile["max_input_tokens"] = tokens
+        return profile
 
     def _to_prompt(self, value: Any) -> Prompt:
         if isinstance(value, Prompt):

@@ -59,7 +59,10 @@ def span_block(text: str, *, rank: int | None = None, id: str | None = None) -> 
 
 
 def to_prompt(
-    messages: Sequence[BaseMessage], *, template_kwargs: Mapping[str, Any] | None = None
+    messages: Sequence[BaseMessage],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """A chat prompt. Neighbouring human (and system) messages become one, a blank line between.
 
@@ -70,7 +73,7 @@ def to_prompt(
     for index, message in enumerate(messages):
         parts = _parts(message, is_first=index == 0, is_last=index == len(messages) - 1)
         converted.append(Message(_role(message), parts, _extra(message)))
-    return Prompt.chat(merge_messages(converted), template_kwargs=template_kwargs)
+    return Prompt.chat(merge_messages(converted), tools=tools, template_kwargs=template_kwargs)
 
 
 def has_spans(message: BaseMessage) -> bool:

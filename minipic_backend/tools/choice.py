@@ -61,8 +61,6 @@ def resolve_tool_choice(choice: object, tools: Sequence[Tool]) -> ToolChoice:
         ConfigurationError: an unknown choice or tool, or a choice without tools.
     """
     names = [tool_name(tool) for tool in tools]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"Two tools have the same name: {', '.join(names)}")
     if choice in (None, "auto"):
         return ToolChoice("auto" if names else "none")
     if choice is False or choice == "none":
@@ -90,8 +88,7 @@ def calls_schema(choice: ToolChoice, tools: Sequence[Tool], *, parallel: bool = 
             differently.
     """
     if choice.mode == "named":
-        (tool,) = (tool for tool in tools if tool_name(tool) == choice.name)
-        return _parameters(tool)
+        return _parameters(next(tool for tool in tools if tool_name(tool) == choice.name))
     if choice.mode != "required":
         raise ConfigurationError(f"tool_choice {choice.mode!r} forces no call")
     definitions: dict[str, Any] = {}

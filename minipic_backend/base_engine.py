@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -18,8 +18,10 @@ from minipic_backend.errors import ConfigurationError, ContextWindowError, Promp
 from minipic_backend.layout import LaidOutPrompt, Layout, explain_rows
 from minipic_backend.prefixes import RecentPrefixes
 from minipic_backend.prompt import Prompt
+from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison, compare
 from minipic_backend.results import Chunk, Explanation, Result, WarmReport
 from minipic_backend.sampling import split_options
+from minipic_backend.teacher import TokenLogprobs, follow
 
 __all__ = ["BaseEngine", "Job"]
 
@@ -104,14 +106,7 @@ class BaseEngine(ABC):
         """
         if isinstance(prompt, Prompt | str):
             return self._finish(*self._submit(self._prepare(prompt, options)))
-        jobs = [self._prepare(one, options) for one in _sequence(prompt)]
-        running = [self._submit(job) for job in jobs]
-        try:
-            return [self._finish(handle, assembly) for handle, assembly in running]
-        except BaseException:
-            for handle, _ in running:
-                self.abort(handle.request_id)
-            raise
+        return self._run([self._prepare(one, options) for one in _sequence(prompt)])
 
     def stream(self, prompt: Prompt | str, **options: Any) -> Generator[Chunk, None, None]:
         """Yields an answer piece by piece; closing the generator aborts the request."""
@@ -152,6 +147,68 @@ class BaseEngine(ABC):
             async for delta in deltas:
                 for chunk in assembly.add(delta):
                     yield chunk
+
+    # ---- quality ----------------------------------------------------------------------------
+
+    def score(
+        self,
+        prompts: Sequence[Prompt | str],
+        answers: Sequence[Sequence[int]],
+        *,
+        top: int = 20,
+        begun: Sequence[Result] | None = None,
+        **options: Any,
+    ) -> list[tuple[TokenLogprobs, ...]]:
+        """What would be said next at every token of the given answers (teacher forcing).
+
+        Args:
+            prompts: one for each answer.
+            answers: token ids.
+            top: log-probabilities at each position, at most vLLM's `max_logprobs` (20).
+            begun: results of the same prompts under the same options, greedy and with
+                `logprobs=top`, where they are at hand: saves running them again.
+            options: of the layout, and `cache_salt`.
+
+        Returns:
+            For each answer and each of its tokens, log-probabilities by token id, of the model's
+            own distribution (temperature 1).
+
+        Raises:
+            As `generate`.
+        """
+
+        def run(asked: Sequence[tuple[int, Sequence[int]]]) -> list[Result]:
+            jobs = []
+            for number, tokens in asked:
+                left = len(answers[number]) - len(tokens)
+                greedy = {"temperature": 0.0, "logprobs": top, "max_tokens": left}
+                job = self._prepare(prompts[number], {**options, **greedy})
+                ids = (*job.laid_out.token_ids, *tokens)
+                if len(ids) >= self.max_model_len:
+                    raise ContextWindowError(len(ids), self.max_model_len)
+                jobs.append(replace(job, laid_out=replace(job.laid_out, token_ids=ids)))
+            return self._run(jobs)
+
+        return follow(answers, run, begun=begun)
+
+    def compare(
+        self,
+        prompt: Prompt | str,
+        techniques: Sequence[str] = DEFAULT_TECHNIQUES,
+        *,
+        max_tokens: int = 64,
+    ) -> Comparison:
+        """What each technique answers to one prompt, and how far it is from full attention.
+
+        Args:
+            prompt: with documents.
+            techniques: as `minipic bench quality` takes them: "primed:late=2", "block_attention".
+            max_tokens: of each answer, and of what is compared.
+
+        Raises:
+            As `generate`.
+        """
+        return compare(self, prompt, techniques, max_tokens=max_tokens)
 
     # ---- spans ------------------------------------------------------------------------------
 
@@ -277,6 +334,15 @@ class BaseEngine(ABC):
             raise ContextWindowError(len(laid_out.token_ids), self.max_model_len)
         self._prefixes.add(laid_out.prefix_token_ids)
         return Job(laid_out, self._sampling_params(sampling, span_options), dict(request), started)
+
+    def _run(self, jobs: Sequence[Job]) -> list[Result]:
+        running = [self._submit(job) for job in jobs]
+        try:
+            return [self._finish(handle, assembly) for handle, assembly in running]
+        except BaseException:
+            for handle, _ in running:
+                self.abort(handle.request_id)
+            raise
 
     def _submit(self, job: Job) -> tuple[Handle, Assembly]:
         handle = self._start(job)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from minipic_backend.table import format_rows
 
 __all__ = [
     "Chunk",
@@ -148,7 +149,7 @@ class Explanation:
             )
             for row in self.rows
         ]
-        lines = _table([head, *body])
+        lines = format_rows([head, *body], right={0, 3, 4, 5})
         return "\n".join([*lines, *self.notes])
 
 
@@ -161,15 +162,3 @@ class WarmReport:
     num_cached_tokens: int
     seconds: float
     details: dict[str, Any] = field(default_factory=dict)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    numeric = {0, 3, 4, 5}
-    return [
-        "  ".join(
-            cell.rjust(width) if column in numeric else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

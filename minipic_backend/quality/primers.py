@@ -1,0 +1,58 @@
+"""Primers under comparison: what `primer=NAME` stands for in a technique of the benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from minipic_backend.primer import AUTO_PRIMER
+from minipic_backend.quality.invented import invented_passages
+from minipic_backend.quality.passages import Passage
+
+__all__ = ["primer_choices"]
+
+
+def primer_choices(
+    passages: Sequence[Passage], show: Callable[[Passage], str]
+) -> dict[str, Callable[[], Any]]:
+    """Primers by name.
+
+    - none; one: the first of the standard two.
+    - copyN: N invented passages in the user's own document form.
+    - ownN: N passages of the user's, of middle length.
+    - long: one invented passage of some 300 tokens, in the user's document form.
+
+    Args:
+        passages: the user's.
+        show: a passage in the user's document form.
+    """
+    choices: dict[str, Callable[[], Any]] = {
+        "none": lambda: False,
+        "one": lambda: AUTO_PRIMER[:1],
+        "long": lambda: (show(_long(12)),),
+    }
+    for number in (1, 2, 4, 8):
+        choices[f"copy{number}"] = partial(_copied, number, show)
+        choices[f"own{number}"] = partial(_own, number, passages, show)
+    return choices
+
+
+def _copied(number: int, show: Callable[[Passage], str]) -> tuple[str, ...]:
+    return tuple(show(passage) for passage in _invented(number))
+
+
+def _own(
+    number: int, passages: Sequence[Passage], show: Callable[[Passage], str]
+) -> tuple[str, ...]:
+    ordered = sorted(passages, key=lambda passage: (len(passage.text), passage.title))
+    start = max(0, len(ordered) // 2 - number // 2)
+    return tuple(show(passage) for passage in ordered[start : start + number])
+
+
+def _long(number: int) -> Passage:
+    return Passage("A survey of the region", " ".join(p.text for p in _invented(number)))
+
+
+def _invented(number: int) -> list[Passage]:
+    return invented_passages(number, seed=7)

@@ -1,0 +1,48 @@
+"""Which of a prompt's documents matter most to its question."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+__all__ = ["BM25"]
+
+_WORD = re.compile(r"\w+")
+
+
+class BM25:
+    """Okapi BM25 (k1 = 1.5, b = 0.75) over a collection of texts."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        counts = [Counter(_words(text)) for text in texts]
+        self._number = len(counts)
+        self._mean_length = sum(c.total() for c in counts) / max(1, len(counts))
+        self._frequency = Counter(word for count in counts for word in count)
+
+    def ranks(self, question: str, texts: Sequence[str]) -> list[int]:
+        """The place of each text in the order of relevance, 0 the best."""
+        words = set(_words(question))
+        scores = [self._score(words, Counter(_words(text))) for text in texts]
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])
+        ranks = [0] * len(texts)
+        for place, index in enumerate(order):
+            ranks[index] = place
+        return ranks
+
+    def _score(self, words: set[str], text: Counter[str]) -> float:
+        length = 1 - 0.75 + 0.75 * text.total() / self._mean_length
+        return sum(
+            self._weight(word) * text[word] * 2.5 / (text[word] + 1.5 * length)
+            for word in words
+            if text[word]
+        )
+
+    def _weight(self, word: str) -> float:
+        seen = self._frequency[word]
+        return math.log(1 + (self._number - seen + 0.5) / (seen + 0.5))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())

@@ -1,0 +1,97 @@
+"""The engine behind the model: one's own, or one of those shared by configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import PrivateAttr
+
+from llama_index.llms.minipic._options import ModelOptions
+from minipic_backend import EngineClosedError, EngineProtocol
+from minipic_backend.shared_engines import EngineLease, EngineSpec
+
+__all__ = ["EngineBacked"]
+
+
+class EngineBacked(ModelOptions):
+    """A model with an engine behind it, which starts at first use."""
+
+    _lease: EngineLease | None = PrivateAttr(default=None)
+    _closed: bool = PrivateAttr(default=False)
+
+    def start(self) -> Self:
+        """Start the engine now. Otherwise the first call does, or whatever asks first how long
+        the context is."""
+        self._get_engine()
+        return self
+
+    async def astart(self) -> Self:
+        """`start`, without holding up the event loop."""
+        await self._aget_engine()
+        return self
+
+    def token_ids(self, text: str) -> list[int]:
+        """Token ids of `text` by the model's own tokenizer, without special tokens added."""
+        return self._get_engine().token_ids(text)
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of `text` by the model's own tokenizer."""
+        return self._get_engine().count_tokens(text)
+
+    def close(self) -> None:
+        """Give the engine back: its memory is freed once no other open model shares it."""
+        self._closed = True
+        self._get_lease().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _ready(self) -> bool:
+        """Whether the engine runs: asking it something takes no time."""
+        return self.engine is not None or self._get_lease().ready
+
+    def _get_engine(self) -> EngineProtocol:
+        if self.engine is not None:
+            if self._closed:
+                raise EngineClosedError("This model was closed; make a new one to go on")
+            return self.engine
+        return self._get_lease().engine()
+
+    async def _aget_engine(self) -> EngineProtocol:
+        if self._ready:
+            return self._get_engine()
+        return await asyncio.to_thread(self._get_engine)
+
+    def _get_lease(self) -> EngineLease:
+        if self._lease is None:
+            client = {"api_key": self.api_key, "max_retries": self.max_retries}
+            spec = EngineSpec(self.model, self.base_url, self.engine_options, client)
+            self._lease = EngineLease(spec)
+        return self._lease
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Without any engine: where this is unpickled, the model finds or starts one."""
+        shared = self.engine, self._lease
+        self.engine = self._lease = None
+        try:
+            return super().__getstate__()
+        finally:
+            self.engine, self._lease = shared
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy on the same engine."""
+        memo = {} if memo is None else memo
+        for shared in (self.engine, self._lease):
+            memo[id(shared)] = shared
+        return super().__deepcopy__(memo)

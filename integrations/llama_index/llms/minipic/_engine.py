@@ -6,9 +6,9 @@ import asyncio
 from types import TracebackType
 from typing import Any, Self
 
+from llama_index.llms.minipic._options import ModelOptions
 from pydantic import PrivateAttr
 
-from llama_index.llms.minipic._options import ModelOptions
 from minipic_backend import EngineClosedError, EngineProtocol
 from minipic_backend.shared_engines import EngineLease, EngineSpec
 
@@ -81,13 +81,16 @@ class EngineBacked(ModelOptions):
         return self._lease
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Without any engine: where this is unpickled, the model finds or starts one."""
-        shared = self.engine, self._lease
-        self.engine = self._lease = None
-        try:
-            return super().__getstate__()
-        finally:
-            self.engine, self._lease = shared
+        """Without any engine: where this is unpickled, the model finds or starts one. Nor with
+        callbacks, as in LlamaIndex, which however takes unpicklable ones off the original."""
+        left_out = {"engine": None, "callback_manager": None, "rate_limiter": None}
+        state = {name: left_out.get(name, value) for name, value in self.__dict__.items()}
+        return {
+            "__dict__": {name: value for name, value in state.items() if value is not None},
+            "__pydantic_extra__": None,
+            "__pydantic_fields_set__": set(self.__pydantic_fields_set__),
+            "__pydantic_private__": None,
+        }
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """A copy on the same engine."""

@@ -32,7 +32,9 @@ def trimmed(
     if not last or fits(messages):
         return list(messages)
     choices = [*range(_STEP, last, _STEP), last]
-    return keep(choices[min(bisect_left(choices, True, key=lambda n: fits(keep(n))), len(choices) - 1)])
+    return keep(
+        choices[min(bisect_left(choices, True, key=lambda n: fits(keep(n))), len(choices) - 1)]
+    )
 
 
 def history_of(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

@@ -26,10 +26,10 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from pydantic import Field
-
 from llama_index.llms.minipic._nodes import NodeText
 from llama_index.llms.minipic._packing import split_marks
+from pydantic import Field
+
 from minipic_backend import Message, Prompt, PromptError, Text
 from minipic_backend.chat import document_parts, merge_messages
 from minipic_backend.prompt import Part
@@ -62,9 +62,7 @@ class SpanPoint(CachePoint):
     id: str | None = None
 
 
-def span_blocks(
-    text: str, *, rank: int | None = None, id: str | None = None
-) -> list[ContentBlock]:
+def span_blocks(text: str, *, rank: int | None = None, id: str | None = None) -> list[ContentBlock]:
     """A text block marked as a span, as two blocks for a `ChatMessage` or a `ToolOutput`."""
     return [TextBlock(text=text), SpanPoint(rank=rank, id=id)]
 

@@ -60,10 +60,7 @@ def text_of(node: Any) -> str:
 def ranked(nodes: Sequence[NodeText], scores: Iterable[float | None] = ()) -> list[NodeText]:
     """Nodes with ranks by score, the highest first; without scores, by their order."""
     known = list(scores)
-    keys = [
-        -score if score is not None else float("inf")
-        for score in known or [None] * len(nodes)
-    ]
+    keys = [-score if score is not None else float("inf") for score in known or [None] * len(nodes)]
     order = sorted(range(len(nodes)), key=keys.__getitem__)  # stable: ties keep their order
     ranks = {place: rank for rank, place in enumerate(order)}
     return [replace(node, rank=ranks[place]) for place, node in enumerate(nodes)]

@@ -9,13 +9,19 @@ from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
     CompletionResponse,
+    ContentBlock,
     MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
 )
-
 from llama_index.llms.minipic._records import CallRecord
-from minipic_backend import Chunk, Completion, Result, Timing, Usage
+from llama_index.llms.minipic._requests import PlannedRequest
 
-__all__ = ["Streamed", "chat_response", "completion_response", "usage_dict"]
+from minipic_backend import Chunk, Completion, Result, Timing, Usage
+from minipic_backend.tools import Answer, AnswerDelta
+
+__all__ = ["Streamed", "as_completion", "chat_response", "record_of", "usage_dict"]
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:
@@ -31,69 +37,111 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
     }
 
 
-def chat_response(result: Result, model: str) -> ChatResponse:
+def chat_response(result: Result, request: PlannedRequest, model: str) -> ChatResponse:
     """A whole answer. `raw` has the usage, and all answers where `n` asked for several."""
-    response = completion_response(result, model)
+    answer = request.plan.parser().parse(result.text, result.token_ids)
+    raw = _raw(request, model, result.request_id, result.usage, result.timing, result.completions)
     return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, content=response.text),
+        message=_message(answer), raw=raw, additional_kwargs=_token_counts(result.usage)
+    )
+
+
+def as_completion(response: ChatResponse) -> CompletionResponse:
+    """A chat's response as that of a completion."""
+    return CompletionResponse(
+        text=response.message.content or "",
+        delta=response.delta,
         raw=response.raw,
         additional_kwargs=response.additional_kwargs,
     )
 
 
-def completion_response(result: Result, model: str) -> CompletionResponse:
-    """`chat_response`, for a completion."""
-    raw = _raw(result.request_id, model, result.usage, result.timing, result.completions)
-    return CompletionResponse(
-        text=result.text, raw=raw, additional_kwargs=_token_counts(result.usage)
+def record_of(request: PlannedRequest, part: Result | Chunk) -> CallRecord | None:
+    """The record of a finished request, from its result or its last chunk; None before that."""
+    if part.usage is None:
+        return None
+    return CallRecord(
+        request.kind,
+        part.request_id,
+        part.usage,
+        part.timing,
+        part.finish_reason,
+        request.dropped_messages,
     )
 
 
 class Streamed:
-    """An answer as it grows: each response holds all the text so far, and what is new as `delta`.
+    """An answer as it grows: each response holds all of it so far, and new text as `delta`.
     Usage and timing are in `raw` of the last."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, request: PlannedRequest, model: str) -> None:
+        self._request = request
         self._model = model
+        self._parser = request.plan.parser()
+        self._deltas: list[AnswerDelta] = []
         self._text = ""
-        self._logprobs: list[Any] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, float]] = []
 
-    def completion(self, chunk: Chunk) -> CompletionResponse:
+    def add(self, chunk: Chunk) -> ChatResponse | None:
+        """None where the chunk brings nothing to be seen."""
         self._text += chunk.text
         self._token_ids += chunk.token_ids
         self._logprobs += chunk.logprobs or ()
+        new = [self._parser.feed(chunk.text, chunk.token_ids)]
         raw: dict[str, Any] = {"request_id": chunk.request_id, "model": self._model}
-        counts: dict[str, Any] = {}
+        further: dict[str, Any] = {}
         if chunk.usage is not None:
-            whole = Completion(
-                chunk.index,
-                self._text,
-                tuple(self._token_ids),
-                chunk.finish_reason,
-                chunk.stop_reason,
-                tuple(self._logprobs) or None,
-            )
-            raw = _raw(chunk.request_id, self._model, chunk.usage, chunk.timing, [whole])
-            counts = _token_counts(chunk.usage)
-        return CompletionResponse(
-            text=self._text, delta=chunk.text, raw=raw, additional_kwargs=counts
-        )
-
-    def chat(self, chunk: Chunk) -> ChatResponse:
-        response = self.completion(chunk)
+            new.append(self._parser.finish())
+            raw = self._raw(chunk, chunk.usage)
+            further = _token_counts(chunk.usage)
+        elif not any(new):
+            return None
+        if thought := "".join(delta.reasoning for delta in new):
+            further["thinking_delta"] = thought
+        self._deltas += new
         return ChatResponse(
-            message=ChatMessage(role=MessageRole.ASSISTANT, content=response.text),
-            delta=response.delta,
-            raw=response.raw,
-            additional_kwargs=response.additional_kwargs,
+            message=_message(Answer.join(self._deltas)),
+            delta="".join(delta.content for delta in new),
+            raw=raw,
+            additional_kwargs=further,
         )
 
+    def _raw(self, chunk: Chunk, usage: Usage) -> dict[str, Any]:
+        whole = Completion(
+            chunk.index,
+            self._text,
+            tuple(self._token_ids),
+            chunk.finish_reason,
+            chunk.stop_reason,
+            tuple(self._logprobs) or None,
+        )
+        return _raw(self._request, self._model, chunk.request_id, usage, chunk.timing, [whole])
 
-def record_of(kind: str, part: Result | Chunk, dropped: int) -> CallRecord:
-    """The record of a finished request, from its result or its last chunk."""
-    assert part.usage is not None
-    return CallRecord(kind, part.request_id, part.usage, part.timing, part.finish_reason, dropped)
+
+def _message(answer: Answer) -> ChatMessage:
+    blocks: list[ContentBlock] = []
+    if answer.reasoning:
+        blocks.append(ThinkingBlock(content=answer.reasoning))
+    if answer.content or not answer.tool_calls:
+        blocks.append(TextBlock(text=answer.content))
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in answer.tool_calls
+    ]
+    blocks += [
+        ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments)
+        for call in answer.tool_calls
+    ]
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
+        blocks=blocks,
+        additional_kwargs={"tool_calls": calls} if calls else {},
+    )
 
 
 def _token_counts(usage: Usage) -> dict[str, Any]:
@@ -102,18 +150,20 @@ def _token_counts(usage: Usage) -> dict[str, Any]:
 
 
 def _raw(
-    request_id: str,
+    request: PlannedRequest,
     model: str,
+    request_id: str,
     usage: Usage,
     timing: Timing | None,
     completions: Sequence[Completion],
 ) -> dict[str, Any]:
-    times = {"ttft_s": timing.ttft_s, "total_s": timing.total_s} if timing else {}
+    """Times are in seconds, on the caller's clock."""
     return {
         "request_id": request_id,
         "model": model,
         "usage": usage_dict(usage),
-        "timing": times,
+        "timing": {"ttft_s": timing.ttft_s, "total_s": timing.total_s} if timing else {},
+        "dropped_messages": request.dropped_messages,
         "choices": [
             {
                 "index": completion.index,

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.span import SimpleSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
-
 from llama_index.llms.minipic._nodes import NodeText, node_text, ranked
+from llama_index_instrumentation import get_dispatcher
 
 __all__ = ["find_nodes", "watch"]
 
@@ -34,7 +33,13 @@ class _Watcher(BaseSpanHandler[SimpleSpan]):
         return "MiniPICNodeWatcher"
 
     def new_span(
-        self, id_: str, bound_args: inspect.BoundArguments, instance: Any = None, **_: Any
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any = None,
+        parent_span_id: str | None = None,
+        tags: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         nodes = bound_args.arguments.get("nodes")
         if isinstance(instance, BaseSynthesizer) and isinstance(nodes, list | tuple):
@@ -76,9 +81,7 @@ def find_nodes(texts: Sequence[str]) -> list[NodeText] | None:
     return ranked(plain, [one.score for one in found])
 
 
-def _run(
-    text: str, candidates: Sequence[tuple[str, NodeWithScore]]
-) -> list[NodeWithScore] | None:
+def _run(text: str, candidates: Sequence[tuple[str, NodeWithScore]]) -> list[NodeWithScore] | None:
     """Neighbouring candidates that, with white space between them, are `text`."""
     for start in range(len(candidates)):
         place, run = 0, []

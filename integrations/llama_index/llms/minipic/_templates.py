@@ -14,7 +14,6 @@ from llama_index.core.prompts import (
     ChatPromptTemplate,
     SelectorPromptTemplate,
 )
-
 from llama_index.llms.minipic._messages import SpanPoint
 from llama_index.llms.minipic._nodes import NodeText, ranked
 from llama_index.llms.minipic._packing import NodeTexts, PackedNodes, mark
@@ -26,7 +25,7 @@ _CONTEXT = ("context_str", "context_msg")
 _CONTEXT_MESSAGES = "context_messages"
 _DATA = (*_CONTEXT, "query_str", "existing_answer")
 _GUARD = f"said{secrets.token_hex(8)}"
-_VARIABLE = re.compile(r"\{(?=(?:%s)\})" % "|".join(_DATA))
+_VARIABLE = re.compile(r"\{(?=(?:" + "|".join(_DATA) + r")\})")
 
 
 def guarded(prompt: BasePromptTemplate, llm: LLM) -> BasePromptTemplate:
@@ -123,7 +122,7 @@ def _is_chat_engines(messages: Sequence[ChatMessage]) -> bool:
     return (
         len(messages) > 2
         and messages[-1].content == "{query_str}"
-        and any("{%s}" % name in (messages[0].content or "") for name in _CONTEXT)
+        and any("{" + name + "}" in (messages[0].content or "") for name in _CONTEXT)
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from minipic_backend.prompt import Message, Part, Prompt, Span, Text
 from minipic_backend.quality.passages import Passage
 from minipic_backend.quality.questions import Question
+from minipic_backend.quality.ranking import BM25
 from minipic_backend.quality.techniques import TechniqueSpec
 
 __all__ = ["PromptForm"]
+
+_SENTENCE_END = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
 
 _SYSTEM = (
     "Answer the question from the documents. Give the answer only, in as few words as possible: "
@@ -59,6 +63,8 @@ class PromptForm:
         if spec.prompt.get("digest") == "titles":
             titles = "; ".join(passage.title for passage in question.documents)
             digest = f"The documents above are about: {titles}.\n\n"
+        if spec.prompt.get("digest") == "quotes":
+            digest = "From the documents above:\n" + "\n".join(_quotes(question)) + "\n\n"
         asked = "\n".join([f"Question: {question.text}"] * int(spec.prompt.get("repeat", 1)))
         return digest + asked + ("" if self.chat else "\nAnswer:")
 
@@ -67,3 +73,15 @@ class PromptForm:
         if self.chat:
             return Prompt.chat([Message("system", self.system), Message("user", parts)])
         return Prompt([Text(self.system + "\n\n"), *parts])
+
+
+def _quotes(question: Question, count: int = 3) -> list[str]:
+    """The sentences that share most with the question, each with its document's title."""
+    sentences = [
+        f"{passage.title}: {sentence}"
+        for passage in question.documents
+        for sentence in _SENTENCE_END.split(passage.text)
+    ]
+    ranks = BM25(sentences).ranks(question.text, sentences)
+    best = sorted(range(len(sentences)), key=ranks.__getitem__)[:count]
+    return [sentences[index] for index in sorted(best)]

@@ -12,7 +12,7 @@ from minipic_backend.sampling import LAYOUT_OPTIONS
 __all__ = ["PROMPT_OPTIONS", "TechniqueSpec", "parse_technique"]
 
 PROMPT_OPTIONS: dict[str, tuple[str, ...]] = {
-    "digest": ("none", "titles"),
+    "digest": ("none", "titles", "quotes"),
     "rank": ("given", "oracle", "wrong", "answer"),
     "order": ("given", "best_first", "best_last"),
     "repeat": (),

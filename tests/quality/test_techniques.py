@@ -45,7 +45,7 @@ def test_primers_by_name() -> None:
     [
         ("primed:late", "key=value"),
         ("primed:colour=red", "no option 'colour'; known: digest"),
-        ("primed:digest=all", "digest is one of: none, titles"),
+        ("primed:digest=all", "digest is one of: none, titles, quotes"),
         ("primed:repeat=0", "a number from 1"),
         ("primed:technique=full", "no option 'technique'"),
         ("primed:primer=plenty", "primer is one of: auto, none"),
@@ -83,6 +83,14 @@ def test_digest_and_repetition(question: Question) -> None:
     _, closing = show(question, "primed:digest=titles,repeat=2")
     assert closing.count(f"Question: {question.text}") == 2
     assert all(passage.title in closing.split("\n")[0] for passage in question.documents)
+
+
+def test_quotes_are_the_sentences_that_match_the_question(question: Question) -> None:
+    _, closing = show(question, "primed:digest=quotes")
+    passage = question.documents[question.relevant[0]]
+    head, *quotes = closing.split("\n\n")[0].split("\n")
+    assert len(quotes) == 3
+    assert any(quote.startswith(f"{passage.title}: {passage.title} (") for quote in quotes)
 
 
 def test_the_users_document_form_and_models_without_chats(question: Question) -> None:

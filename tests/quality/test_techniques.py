@@ -88,7 +88,7 @@ def test_digest_and_repetition(question: Question) -> None:
 def test_quotes_are_the_sentences_that_match_the_question(question: Question) -> None:
     _, closing = show(question, "primed:digest=quotes")
     passage = question.documents[question.relevant[0]]
-    head, *quotes = closing.split("\n\n")[0].split("\n")
+    _, *quotes = closing.split("\n\n")[0].split("\n")
     assert len(quotes) == 3
     assert any(quote.startswith(f"{passage.title}: {passage.title} (") for quote in quotes)
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from minipic_backend.assembly import Assembly
-from minipic_backend.config import SpanOptions, resolve_technique
+from minipic_backend.config import TECHNIQUE_SETTINGS, SpanOptions, resolve_technique
 from minipic_backend.driver import Handle
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
 from minipic_backend.layout import LaidOutPrompt, Layout, explain_rows
@@ -43,8 +43,7 @@ class BaseEngine(ABC):
     """Lays prompts out and puts answers together; a subclass runs the requests.
 
     Args:
-        defaults: `technique`, `frame`, `primer`, `late`, `offsets`, `see_markers` of calls that
-            choose nothing.
+        defaults: `technique`, its settings, `offsets`, `see_markers` of calls that choose nothing.
 
     Raises:
         ConfigurationError: a value that none of them knows.
@@ -306,18 +305,14 @@ class BaseEngine(ABC):
     def _layout_choice(self, chosen: Mapping[str, Any]) -> tuple[Any, SpanOptions]:
         """A call's technique settings and span options, over the engine's defaults.
 
-        A technique named by the call brings its own frame, primer and late documents.
+        A technique named by the call brings its own frame, primer, late documents and the like.
         """
         values = dict(self._defaults)
         if chosen.get("technique") not in (None, values["technique"]):
-            values.update(frame=None, primer=None, late=None)
+            values.update(dict.fromkeys(TECHNIQUE_SETTINGS))
         values.update(chosen)
-        settings = resolve_technique(
-            values["technique"],
-            frame=values["frame"],
-            primer=values["primer"],
-            late=values["late"],
-        )
+        own = {name: values.get(name) for name in TECHNIQUE_SETTINGS}
+        settings = resolve_technique(values["technique"], **own)
         options = SpanOptions(settings.frame, values["offsets"], values["see_markers"])
         return settings, options
 
@@ -333,6 +328,8 @@ class BaseEngine(ABC):
         if len(laid_out.token_ids) >= self.max_model_len:
             raise ContextWindowError(len(laid_out.token_ids), self.max_model_len)
         self._prefixes.add(laid_out.prefix_token_ids)
+        if laid_out.table is not None:
+            span_options = laid_out.table.options
         return Job(laid_out, self._sampling_params(sampling, span_options), dict(request), started)
 
     def _run(self, jobs: Sequence[Job]) -> list[Result]:

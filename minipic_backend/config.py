@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from minipic_backend.errors import ConfigurationError
+from minipic_backend.patches import Patch, as_patches
 
 __all__ = [
     "CONFIG_KEY",
+    "TECHNIQUE_SETTINGS",
     "Frame",
     "KeyEncoding",
     "Offsets",
@@ -31,7 +33,7 @@ CONFIG_KEY = "minipic"
 Frame = Literal["none", "prefix"]
 KeyEncoding = Literal["span_local", "unrotated"]
 Offsets = Literal["compact", "padded"]
-Technique = Literal["primed", "block_attention", "full"]
+Technique = Literal["primed", "block_attention", "epic", "epic_paper", "selective", "full"]
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -47,17 +49,20 @@ class SpanOptions:
         frame: the context that a span is computed behind: "none", or the prompt's own "prefix".
         offsets: "compact" (positions run on as if the pads of spans were not there) or "padded".
         see_markers: whether later tokens see the SSep token in front of each span.
+        patches: parts of spans that this prompt computes anew (`patches.Patch`).
     """
 
     frame: Frame = "prefix"
     offsets: Offsets = "compact"
     see_markers: bool = True
+    patches: tuple[Patch, ...] = ()
 
     def __post_init__(self) -> None:
         _check_choice("frame", self.frame, get_args(Frame))
         _check_choice("offsets", self.offsets, get_args(Offsets))
         if not isinstance(self.see_markers, bool):
             raise ConfigurationError(f"see_markers={self.see_markers!r}: True or False")
+        object.__setattr__(self, "patches", as_patches(self.patches))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], base: SpanOptions | None = None) -> SpanOptions:
@@ -123,19 +128,34 @@ class TechniqueSettings:
         frame: see `SpanOptions`.
         primer: passages that look like documents, put at the end of the prefix.
         late: how many of the best-ranked documents go last, into the dependent segment.
+        blocks: how many of each document's first blocks are computed anew, in context.
+        budget: share of the documents' blocks, chosen by the question, that is computed anew.
+        split: the first blocks are cut off the documents instead of computed twice.
     """
 
     spans: bool
     frame: Frame
     primer: Literal["auto"] | tuple[str, ...] | None
     late: int
+    blocks: int = 0
+    budget: float = 0.0
+    split: bool = False
 
 
 _TECHNIQUES: dict[str, TechniqueSettings] = {
     "primed": TechniqueSettings(spans=True, frame="prefix", primer="auto", late=1),
     "block_attention": TechniqueSettings(spans=True, frame="none", primer=None, late=0),
+    "epic": TechniqueSettings(spans=True, frame="none", primer=None, late=0, blocks=1),
+    "epic_paper": TechniqueSettings(
+        spans=True, frame="none", primer=None, late=0, blocks=1, split=True
+    ),
+    "selective": TechniqueSettings(spans=True, frame="prefix", primer="auto", late=0, budget=0.1),
     "full": TechniqueSettings(spans=False, frame="none", primer=None, late=0),
 }
+
+
+TECHNIQUE_SETTINGS = ("frame", "primer", "late", "blocks", "budget")
+"""What a call may override of its technique, by name."""
 
 
 def resolve_technique(technique: str, **overrides: Any) -> TechniqueSettings:
@@ -152,8 +172,15 @@ def resolve_technique(technique: str, **overrides: Any) -> TechniqueSettings:
         given["primer"] = _as_primer(given["primer"])
     settings = replace(_TECHNIQUES[technique], **given)
     _check_choice("frame", settings.frame, get_args(Frame))
-    if not isinstance(settings.late, int) or isinstance(settings.late, bool) or settings.late < 0:
-        raise ConfigurationError(f"late={settings.late!r}: a whole number from 0")
+    for name in ("late", "blocks"):
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ConfigurationError(f"{name}={value!r}: a whole number from 0")
+    budget = settings.budget
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 <= budget <= 1:
+        raise ConfigurationError(f"budget={budget!r}: a share from 0 to 1")
+    if budget and settings.blocks:
+        raise ConfigurationError("budget and blocks exclude each other: choose one")
     return settings
 
 

@@ -28,11 +28,16 @@ class Engine(BaseEngine):
 
     Args:
         model: a folder, or a name on the Hugging Face hub.
-        technique: "primed" (default), "block_attention", or "full" (no spans: exact attention).
+        technique: "primed" (default), "block_attention", "epic", "epic_paper", "selective", or
+            "full" (no spans: exact attention). See docs/techniques.md.
         frame: overrides the technique's: "none" or "prefix".
         primer: overrides the technique's: "auto", False, a passage, or a sequence of passages.
         late: overrides the technique's: how many of the best-ranked documents are computed in
             full context, last.
+        blocks: overrides the technique's: how many of each document's first blocks are computed
+            anew, in context.
+        budget: overrides the technique's: share of the documents' blocks, chosen by the question,
+            that is computed anew.
         key_encoding: "span_local" or "unrotated"; how keys are cached.
         offsets: "compact" or "padded"; where documents stand logically.
         see_markers: whether later tokens see the token in front of each span.
@@ -58,6 +63,8 @@ class Engine(BaseEngine):
         frame: Literal["none", "prefix"] | None = None,
         primer: Any = None,
         late: int | None = None,
+        blocks: int | None = None,
+        budget: float | None = None,
         key_encoding: KeyEncoding = "span_local",
         offsets: Offsets = "compact",
         see_markers: bool = True,
@@ -76,6 +83,8 @@ class Engine(BaseEngine):
                 "frame": frame,
                 "primer": primer,
                 "late": late,
+                "blocks": blocks,
+                "budget": budget,
                 "offsets": offsets,
                 "see_markers": see_markers,
             }

@@ -6,6 +6,7 @@
              inside: H(h_{i-1}, x_i)
     dependent: first block H(g, x, "dep"), g a digest of everything in front of it
              inside: H(h_{i-1}, x_i); generated tokens continue it
+    patch  : a dependent segment whose parent also holds which tokens it replaces
 
 g costs O(1) a segment: the hash of a segment's last block fixes all of the segment's tokens, so
 that g' = H(g, h_last) fixes the whole prompt up to there.
@@ -140,9 +141,12 @@ class SpanHashChain:
     def _begin(self, index: int) -> None:
         """Sets the parent of the first block of segment `index`."""
         self._segment_index = index
-        kind = self._table.segments[index].kind
+        segment = self._table.segments[index]
+        kind = segment.kind
         if kind is SegmentKind.PREFIX:
             self._parent = self._none_hash
+        elif segment.replaced is not None:
+            self._parent = self._hash((self._dependent_parent(), segment.replaced))
         elif kind is SegmentKind.DEPENDENT:
             self._parent = self._dependent_parent()
         elif self._table.num_frame_tokens:

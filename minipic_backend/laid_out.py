@@ -50,6 +50,12 @@ class LaidOutPrompt:
         return sum(segment.kind is SegmentKind.SPAN for segment in segments)
 
     @property
+    def num_recomputed_tokens(self) -> int:
+        """Tokens of documents that are computed in context: patches, pads not counted."""
+        segments = self.table.segments if self.table else ()
+        return sum(s.num_tokens - s.num_pads for s in segments if s.replaced)
+
+    @property
     def prefix_token_ids(self) -> tuple[int, ...]:
         """The prefix segment, whole blocks; empty where the prompt starts with a marker or is an
         ordinary one."""

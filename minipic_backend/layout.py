@@ -13,6 +13,9 @@
 - A prompt that ends in a document gets the dependent segment [PDep newline].
 - Late documents, the best-ranked of the last run of documents, go in front of the text behind that
   run, the best one last. If all are late, the prefix (and primer) and the dependent segment remain.
+- Blocks of documents that are to be computed anew, in context, follow the run of documents that
+  they belong to, as patches. With settings.split the first blocks are cut off instead, and each
+  stands in front of its rest, as a dependent segment.
 - A prompt without documents, or with settings.spans False, is an ordinary prompt, without markers,
   pads and primer: documents stand in it as canonical text, in the order given.
 """
@@ -20,13 +23,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
 from minipic_backend.laid_out import LaidOutPrompt, LaidOutSegment, explain_rows, preview
+from minipic_backend.patches import Patch
 from minipic_backend.primer import primer_passages
 from minipic_backend.prompt import Prompt
+from minipic_backend.recompute import asked_for_blocks, first_blocks
 from minipic_backend.rendering import Renderer
 from minipic_backend.sections import (
     Document,
@@ -49,6 +55,13 @@ class _Builder:
     block_size: int
     token_ids: list[int] = field(default_factory=list)
     segments: list[LaidOutSegment] = field(default_factory=list)
+    patches: list[Patch] = field(default_factory=list)
+    prefix_end: int = 0
+
+    def add_whole(self, ids: Sequence[int], num_pads: int, label: str, text: str) -> None:
+        """Appends a segment of whole blocks, its pads included."""
+        self.token_ids += ids
+        self.segments.append(LaidOutSegment(label, preview(text), num_pads))
 
     def add(self, ids: Sequence[int], filler: int | None, label: str, text: str) -> None:
         """Appends a segment, filled up to a block boundary unless `filler` is None."""
@@ -112,13 +125,15 @@ class Layout:
         builder = _Builder(self._config.block_size)
         self._add_prefix(builder, bos, head, settings)
         for section in sections[:-1]:
-            self._add_spans(builder, section.documents)
+            self._add_documents(builder, section.documents, section.text, settings)
             self._add_dependent(builder, section.text, "text", filler=self._config.pad)
         last = sections[-1]
         late = late_documents(last.documents, settings.late)
-        self._add_spans(builder, [document for document in last.documents if document not in late])
+        early = [document for document in last.documents if document not in late]
+        self._add_documents(builder, early, last.text, settings)
         self._add_last(builder, late, last.text)
 
+        options = replace(options, patches=tuple(builder.patches))
         table = parse_segments(builder.token_ids, self._config, options)
         if table is None or len(table.segments) != len(builder.segments):
             raise AssertionError("the layout and the segment table disagree")
@@ -212,11 +227,76 @@ class Layout:
         plural = "s" if len(passages) > 1 else ""
         label = "prefix" + (f" (+{len(passages)} primer{plural})" if passages else "")
         builder.add(ids, self.encoder.newline, label, self.encoder.unmark(text))
+        builder.prefix_end = len(builder.token_ids)
 
-    def _add_spans(self, builder: _Builder, documents: Iterable[Document]) -> None:
+    def _add_documents(
+        self,
+        builder: _Builder,
+        documents: Sequence[Document],
+        question: str,
+        settings: TechniqueSettings,
+    ) -> None:
+        """Documents of one section, and what is computed anew of them."""
+        if settings.split:
+            for document in documents:
+                self._add_split(builder, document, settings.blocks)
+            return
+        starts = []
         for document in documents:
+            starts.append(len(builder.token_ids))
             ids = [self._config.ssep, *self.encoder.encode_document(document.text)]
             builder.add(ids, self._config.pad, document.label, document.text)
+        if settings.blocks or settings.budget:
+            self._add_patches(builder, documents, starts, question, settings)
+
+    def _add_patches(
+        self,
+        builder: _Builder,
+        documents: Sequence[Document],
+        starts: Sequence[int],
+        question: str,
+        settings: TechniqueSettings,
+    ) -> None:
+        size, pad = self._config.block_size, self._config.pad
+        bounds = [*starts, len(builder.token_ids)]
+        if settings.budget:
+            texts = [
+                [
+                    self._decode(builder.token_ids[block : block + size])
+                    for block in range(start, end, size)
+                ]
+                for start, end in pairwise(bounds)
+            ]
+            chosen = asked_for_blocks(texts, self.encoder.unmark(question), settings.budget)
+        else:
+            chosen = [
+                first_blocks((end - start) // size, settings.blocks)
+                for start, end in pairwise(bounds)
+            ]
+        for document, start, ranges in zip(documents, starts, chosen, strict=True):
+            if settings.frame == "prefix" and start == builder.prefix_end:
+                continue  # right behind its frame, a document is in context already
+            for first, last in ranges:
+                lo, hi = start + first * size, start + last * size
+                ids = builder.token_ids[lo:hi]
+                builder.patches.append(Patch(len(builder.token_ids), lo, hi))
+                shown = self._decode(ids) if first else document.text
+                builder.add_whole(ids, ids.count(pad), f"{document.label} again", shown)
+
+    def _add_split(self, builder: _Builder, document: Document, num_blocks: int) -> None:
+        ids = self.encoder.encode_document(document.text)
+        cut = max(num_blocks * self._config.block_size - 1, 0)
+        if cut:
+            head = [self._config.pdep, *ids[:cut]]
+            builder.add(head, self._config.pad, f"{document.label} head", document.text)
+        if rest := ids[cut:]:
+            text = self._decode(rest) if cut else document.text
+            builder.add([self._config.ssep, *rest], self._config.pad, document.label, text)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Text of a block, without marker and pads."""
+        reserved = (self._config.ssep, self._config.pad)
+        return self.encoder.decode(tuple(token for token in ids if token not in reserved))
 
     def _add_last(self, builder: _Builder, late: Sequence[Document], text: str) -> None:
         label = "question" if text else "end"

@@ -17,9 +17,9 @@ class EngineProtocol(Protocol):
     """An engine that serves prompts with spans.
 
     Sampling options are vLLM's own names (`max_tokens`, `temperature`, `top_p`, `stop`, `seed`,
-    `n`, `logprobs`, …). Options of the layout (`technique`, `frame`, `primer`, `late`,
-    `offsets`) may be given per call; so may `cache_salt`, `priority`. Unknown ones are refused
-    with `ConfigurationError`. Every method may be called from any thread or event loop.
+    `n`, `logprobs`, …). Options of the layout (`technique`, `frame`, `primer`, `late`, `blocks`,
+    `budget`, `offsets`) may be given per call; so may `cache_salt`, `priority`. Unknown ones are
+    refused with `ConfigurationError`. Every method may be called from any thread or event loop.
     """
 
     @property

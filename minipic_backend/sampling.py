@@ -49,7 +49,9 @@ SAMPLING_OPTIONS = frozenset(
 )
 """How tokens are chosen: vLLM's `SamplingParams` fields, under vLLM's names."""
 
-LAYOUT_OPTIONS = frozenset({"frame", "late", "offsets", "primer", "see_markers", "technique"})
+LAYOUT_OPTIONS = frozenset(
+    {"blocks", "budget", "frame", "late", "offsets", "primer", "see_markers", "technique"}
+)
 """How a prompt becomes segments."""
 
 REQUEST_OPTIONS = frozenset({"cache_salt", "priority", "request_id"})

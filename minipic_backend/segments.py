@@ -9,7 +9,8 @@ scheduler and worker cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.errors import MalformedSpansError
+from minipic_backend.patches import Patch
 
 __all__ = ["Segment", "SegmentKind", "SegmentTable", "parse_segments"]
 
@@ -41,6 +43,8 @@ class Segment:
         offset: logical position of its first token.
         cached_position: position under which its first token is computed and cached (the model's
             rotary embedding sees these). Differs from `offset` for spans only.
+        replaced: of a patch: first and last + 1 of the tokens that it stands for.
+        repeats_marker: its first token is that of a span, again.
     """
 
     kind: SegmentKind
@@ -49,6 +53,8 @@ class Segment:
     num_pads: int
     offset: int
     cached_position: int
+    replaced: tuple[int, int] | None = None
+    repeats_marker: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -102,20 +108,59 @@ class SegmentTable:
     def visible(self, start: int, end: int) -> NDArray[np.bool_]:
         """Whether later tokens see token i, for i in [start, end); bool, [end - start].
 
-        Pads are hidden; so are the SSep tokens unless `options.see_markers`.
+        Pads are hidden; so are the SSep tokens unless `options.see_markers`. Of patches this says
+        nothing: see `seen_before`.
         """
         result = np.ones(end - start, dtype=np.bool_)
         for segment in self.segments:
-            if segment.num_pads:
-                _fill(result, start, segment.end - segment.num_pads, segment.end)
-            if segment.kind is SegmentKind.SPAN and not self.options.see_markers:
-                _fill(result, start, segment.start, segment.start + 1)
+            lo, hi = self._visible_range(segment)
+            _fill(result, start, segment.start, lo)
+            _fill(result, start, hi, segment.end)
         return result
+
+    def seen_before(self, index: int) -> Iterator[tuple[Segment, int, int]]:
+        """What a prefix or dependent segment sees of those in front of it.
+
+        A patch sees what stands in front of it logically; what a patch replaces is seen by no
+        token from the patch on.
+
+        Args:
+            index: of the segment; len(segments) is one behind the prompt.
+
+        Yields:
+            (segment, start, end): tokens [start, end) of a segment, in the order of the prompt.
+        """
+        readers = self.segments[: index + 1]
+        limit = readers[index].offset if index < len(readers) and readers[index].replaced else None
+        holes = sorted(patch.replaced for patch in readers if patch.replaced)
+        for segment in self.segments[:index]:
+            start, end = self._visible_range(segment)
+            if limit is not None:
+                end = min(end, segment.start + limit - segment.offset)
+            while holes and holes[0][0] < segment.end:
+                hole_start, hole_end = holes.pop(0)
+                if start < min(hole_start, end):
+                    yield segment, start, min(hole_start, end)
+                start = max(start, hole_end)
+            if start < end:
+                yield segment, start, end
+
+    @property
+    def max_seen(self) -> int:
+        """The most ranges that one token sees, its own segment included: a patch may cut one in
+        two, and generated tokens may have a segment of their own."""
+        return len(self.segments) + len(self.options.patches) + 1
 
     @property
     def generated_position(self) -> int:
         """Logical (and cached) position of the first generated token."""
         return self.last.offset + self.last.num_tokens - self.last.num_pads
+
+    def _visible_range(self, segment: Segment) -> tuple[int, int]:
+        """The tokens of a segment that later ones may see."""
+        is_marked = segment.kind is SegmentKind.SPAN or segment.repeats_marker
+        hidden = is_marked and not self.options.see_markers
+        return segment.start + hidden, segment.end - segment.num_pads
 
     def _positions(self, start: int, end: int, *, cached: bool) -> NDArray[np.int64]:
         result = np.arange(start, end, dtype=np.int64)
@@ -146,13 +191,15 @@ def parse_segments(
 
     Raises:
         MalformedSpansError: a marker inside a block, a pad before the end of a segment or in the
-            prefix or at the end of the prompt, or a prompt of several segments that ends in a
-            span.
+            prefix or at the end of the prompt, a prompt of several segments that ends in a
+            span, or a patch in the wrong place.
     """
     tokens = np.asarray(token_ids, dtype=np.int64)
     is_marker = (tokens == config.ssep) | (tokens == config.pdep)
     starts = np.flatnonzero(is_marker)
     if starts.size == 0:
+        if options.patches:
+            raise MalformedSpansError("A patch in a prompt without spans", options.patches[0].at)
         return None
     misplaced = starts[starts % config.block_size != 0]
     if misplaced.size:
@@ -162,30 +209,82 @@ def parse_segments(
             f"{config.block_size} tokens",
             index,
         )
-    bounds = [int(start) for start in starts]
-    if bounds[0] != 0:
-        bounds.insert(0, 0)
-    bounds.append(len(tokens))
+    patches = {patch.at: patch for patch in options.patches if patch.at < len(tokens)}
+    bounds = sorted({0, *map(int, starts), *patches, len(tokens)})
 
     segments: list[Segment] = []
-    offset = 0
-    num_frame_tokens = 0
+    offset = num_frame_tokens = num_patch_tokens = 0
     for start, end in pairwise(bounds):
-        kind = _kind(int(tokens[start]), config)
+        patch = patches.get(start)
+        kind = SegmentKind.DEPENDENT if patch else _kind(int(tokens[start]), config)
         num_pads = _num_trailing_pads(tokens, start, end, kind, config, is_last=end == bounds[-1])
+        if patch is not None:
+            _check_patch(patch, segments, end - num_pads, config.block_size)
+            segments.append(_patch_segment(patch, segments, end, num_pads))
+            num_patch_tokens += end - start
+            continue
         if options.offsets == "padded":
-            offset = start
+            offset = start - num_patch_tokens
         if kind is SegmentKind.PREFIX and options.frame == "prefix":
             num_frame_tokens = end
         cached_position = num_frame_tokens if kind is SegmentKind.SPAN else offset
         segments.append(Segment(kind, start, end, num_pads, offset, cached_position))
         offset += end - start - num_pads
+    if options.patches and (segments[-1].replaced or len(patches) < len(options.patches)):
+        raise MalformedSpansError(
+            "A patch ends the prompt; end it with a dependent segment", options.patches[-1].at
+        )
     if len(segments) > 1 and segments[-1].kind is SegmentKind.SPAN:
         raise MalformedSpansError(
             "A prompt of several segments ends in a span; end it with a dependent segment",
             segments[-1].start,
         )
     return SegmentTable(tuple(segments), len(tokens), options)
+
+
+def _source(patch: Patch, segments: Sequence[Segment]) -> Segment | None:
+    """The segment that holds the first token that a patch replaces."""
+    index = bisect_right(segments, patch.start, key=lambda segment: segment.start) - 1
+    return segments[index] if index >= 0 else None
+
+
+def _patch_segment(patch: Patch, segments: Sequence[Segment], end: int, num_pads: int) -> Segment:
+    span = _source(patch, segments)
+    assert span is not None
+    position = span.offset + patch.start - span.start
+    return Segment(
+        SegmentKind.DEPENDENT,
+        patch.at,
+        end,
+        num_pads,
+        position,
+        position,
+        replaced=(patch.start, patch.end),
+        repeats_marker=patch.start == span.start,
+    )
+
+
+def _check_patch(patch: Patch, segments: Sequence[Segment], end: int, block_size: int) -> None:
+    """Refuses a patch, whose last token but for pads is that before `end`, in the wrong place."""
+    source = _source(patch, segments)
+    is_in_span = source is not None and source.kind is SegmentKind.SPAN and patch.end <= source.end
+    num_replaced = patch.end - patch.start
+    if source is not None:
+        num_replaced = min(patch.end, source.end - source.num_pads) - patch.start
+    replaced = [segment.replaced for segment in segments if segment.replaced]
+    for wrong, what in (
+        (patch.at % block_size != 0, f"starts inside a block of {block_size} tokens"),
+        (not is_in_span, "replaces tokens that are not those of one span"),
+        (
+            any(start < patch.end and patch.start < stop for start, stop in replaced),
+            "replaces tokens that another one does",
+        ),
+        (end - patch.at > num_replaced, "is longer than what it replaces"),
+    ):
+        if wrong:
+            raise MalformedSpansError(
+                f"The patch of tokens {patch.start} to {patch.end} {what}", patch.at
+            )
 
 
 def _kind(first_token: int, config: SpanConfig) -> SegmentKind:

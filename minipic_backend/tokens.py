@@ -15,6 +15,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from minipic_backend.errors import ConfigurationError, PromptError
@@ -55,6 +56,7 @@ class TextEncoder:
         self._name = tokenizer_name(tokenizer)
         self._reserved = frozenset(reserved_ids)
         self._documents = _TokenCache(max_cached_tokens)
+        self._decode = lru_cache(maxsize=16384)(lambda ids: str(tokenizer.decode(list(ids))))
         added: dict[int, AddedToken] = {
             token_id: token
             for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -143,6 +145,10 @@ class TextEncoder:
             ids = self.encode(text)
             self._documents.put(text, ids)
         return ids
+
+    def decode(self, ids: tuple[int, ...]) -> str:
+        """Text of token ids, for people and for comparing words; remembers the latest."""
+        return self._decode(ids)
 
     def _single(self, *texts: str) -> int:
         for text in texts:

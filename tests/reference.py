@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from minipic_backend.segments import SegmentKind, SegmentTable
+from minipic_backend.segments import Segment, SegmentKind, SegmentTable
 
 KV = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: [1, num_kv_heads, tokens, head_size]
 
@@ -43,7 +43,7 @@ class Reference:
             cached = torch.from_numpy(table.cached_positions(start, end))
             if segment.kind is SegmentKind.DEPENDENT:
                 past = self._past(parts, table)
-                visible = torch.from_numpy(table.visible(0, start))
+                visible = torch.from_numpy(table.visible(0, start)) & _not_patched(table, segment)
             else:
                 behind_frame = segment.kind is SegmentKind.SPAN and frame_length > 0
                 past = parts[0][1] if behind_frame else []
@@ -88,3 +88,18 @@ class Reference:
         cos, sin = angles.cos(), angles.sin()
         a, b = key.chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(key.dtype)
+
+
+def _not_patched(table: SegmentTable, reader: Segment) -> torch.Tensor:
+    """Whether `reader` may see each token in front of it, as far as patches go: bool [start].
+
+    What a patch replaces is gone from the patch on; a patch sees what is logically in front.
+    """
+    allowed = torch.ones(reader.start, dtype=torch.bool)
+    for patch in table.segments:
+        if patch.replaced is not None and patch.start <= reader.start:
+            allowed[slice(*patch.replaced)] = False
+    if reader.replaced is not None:
+        positions = torch.from_numpy(table.logical_positions(0, reader.start))
+        allowed &= positions < reader.offset
+    return allowed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -11,9 +11,21 @@ from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
 from minipic_backend.config import SpanConfig, SpanOptions
+from minipic_backend.patches import Patch
 from minipic_backend.segments import SegmentTable, parse_segments
 
-__all__ = ["CONFIG", "PAD", "PDEP", "SSEP", "Drawn", "all_options", "given", "prompts", "words"]
+__all__ = [
+    "CONFIG",
+    "PAD",
+    "PDEP",
+    "SSEP",
+    "Drawn",
+    "all_options",
+    "given",
+    "patched_prompts",
+    "prompts",
+    "words",
+]
 
 SSEP, PDEP, PAD = 1, 2, 3
 CONFIG = SpanConfig(ssep=SSEP, pdep=PDEP, pad=PAD, block_size=4)
@@ -41,12 +53,14 @@ class Drawn:
 
     parts: tuple[tuple[int, ...], ...]
     num_pads: tuple[int, ...]
+    patches: tuple[Patch, ...] = ()
 
     @property
     def token_ids(self) -> list[int]:
         return [token for part in self.parts for token in part]
 
     def table(self, options: SpanOptions, config: SpanConfig = CONFIG) -> SegmentTable:
+        options = replace(options, patches=self.patches)
         table = parse_segments(self.token_ids, config, options)
         assert table is not None
         return table
@@ -77,3 +91,34 @@ def prompts(draw: st.DrawFn, *, min_segments: int = 1, max_segments: int = 6) ->
     parts += [_filled([marker, *tokens]) for marker, tokens in middle]
     parts.append((PDEP, *draw(st.lists(words, max_size=2 * size + 1))))
     return Drawn(tuple(parts), tuple(sum(token == PAD for token in part) for part in parts))
+
+
+@st.composite
+def patched_prompts(draw: st.DrawFn, *, max_segments: int = 5) -> Drawn:
+    """A prompt with spans, and patches of any of their tokens in front of its last segment: the
+    same tokens again, or others, up to as many."""
+    drawn = draw(prompts(min_segments=2, max_segments=max_segments))
+    *front, last = drawn.parts
+    patches: list[tuple[tuple[int, ...], int, int]] = []
+    start = 0
+    for part in front:
+        cuts = draw(st.lists(st.integers(0, len(part)), max_size=4, unique=True).map(sorted))
+        for lo, hi in zip(cuts[::2], cuts[1::2], strict=False):
+            again = part[lo:hi]
+            num_tokens = sum(token != PAD for token in again)
+            if part[0] == SSEP and num_tokens:
+                other = tuple(draw(st.lists(words, min_size=1, max_size=num_tokens)))
+                tokens = draw(st.sampled_from([again, other]))
+                patches.append((_filled(list(tokens)), start + lo, start + hi))
+        start += len(part)
+    patches = draw(st.permutations(patches))
+    at = []
+    for tokens, _, _ in patches:
+        at.append(start)
+        start += len(tokens)
+    parts = (*front, *(tokens for tokens, _, _ in patches), last)
+    return Drawn(
+        parts,
+        tuple(sum(token == PAD for token in part) for part in parts),
+        tuple(Patch(a, lo, hi) for a, (_, lo, hi) in zip(at, patches, strict=True)),
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
-from segment_prompts import CONFIG, Drawn, all_options, given, prompts
+from segment_prompts import CONFIG, Drawn, all_options, given, patched_prompts, prompts
 
 from minipic_backend.attention.gathered import gather_run, gathered_attention
 from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
@@ -84,12 +84,14 @@ def by_definition(layer: Layer, table: SegmentTable | None, soft_cap: float = 0.
         span = owner[i]
         if span is None:
             seen = [j for j in range(i + 1) if visible[j]]
+            if table is not None:
+                seen = seen_past_patches(table, i, seen)
             positions = logical
         else:
             seen = [j for j in range(i + 1) if j < frame or j >= span.start]
             positions = cached
         q = layer.turned(layer.query[i : i + 1], torch.tensor(cached[i : i + 1]), scaled=True)
-        at = torch.tensor([positions[j] for j in seen])
+        at = torch.tensor([positions[j] for j in seen], dtype=torch.int64)
         k = layer.turned(layer.key[seen], at, scaled=True).repeat_interleave(group, dim=1)
         scores = SCALE * (q * k).sum(-1)  # [seen, heads]
         if soft_cap:
@@ -97,6 +99,20 @@ def by_definition(layer: Layer, table: SegmentTable | None, soft_cap: float = 0.
         weights = scores.softmax(0)[..., None]
         out[i] = (weights * layer.value[seen].repeat_interleave(group, dim=1)).sum(0)
     return out
+
+
+def seen_past_patches(table: SegmentTable, token: int, seen: list[int]) -> list[int]:
+    """Of the visible tokens up to `token`, those that it sees in a prompt with patches."""
+    patches = [s for s in table.segments if s.replaced is not None and s.start <= token]
+    gone = {j for patch in patches for j in range(*patch.replaced)}
+    seen = [j for j in seen if j not in gone]
+    for own in patches:
+        if token < own.end:  # a patch sees its own marker, and what is logically in front of it
+            first = own.start
+            logical = table.logical_positions(0, first)
+            seen = [j for j in seen if j > first or (j < first and logical[j] < own.offset)]
+            return sorted([*seen, first])
+    return seen
 
 
 @dataclass
@@ -167,12 +183,13 @@ def draw_layer(
     return Layer.draw(num_tokens, rotary_dim=rotary_dim, is_neox=is_neox, mscale=mscale)
 
 
+any_prompts = st.one_of(prompts(max_segments=4), patched_prompts(max_segments=4))
 styles = st.sampled_from(
     [(HEAD_SIZE, True, 1.0), (HEAD_SIZE, False, 1.0), (6, True, 1.0), (6, False, 1.3)]
 )
 
 
-@given(prompts(max_segments=4), all_options, st.sampled_from(["span_local", "unrotated"]), styles)
+@given(any_prompts, all_options, st.sampled_from(["span_local", "unrotated"]), styles)
 def test_dependent_runs(
     drawn: Drawn, options: SpanOptions, encoding: str, style: tuple[int, bool, float]
 ) -> None:
@@ -190,7 +207,7 @@ def test_dependent_runs(
         )
 
 
-@given(prompts(max_segments=5), all_options, st.data())
+@given(any_prompts, all_options, st.data())
 def test_runs_of_chunks_cover_each_token_once_and_see_the_same(
     drawn: Drawn, options: SpanOptions, data: st.DataObject
 ) -> None:
@@ -204,7 +221,7 @@ def test_runs_of_chunks_cover_each_token_once_and_see_the_same(
     assert {token: run.seen for run in runs for token in _tokens(run)} == whole
 
 
-@given(prompts(max_segments=4), all_options, st.sampled_from(["span_local", "unrotated"]))
+@given(any_prompts, all_options, st.sampled_from(["span_local", "unrotated"]))
 def test_chunks_attend_as_the_whole_does(drawn: Drawn, options: SpanOptions, encoding: str) -> None:
     table = drawn.table(options)
     num_tokens = len(drawn.token_ids) + NUM_GENERATED
@@ -224,7 +241,7 @@ def test_chunks_attend_as_the_whole_does(drawn: Drawn, options: SpanOptions, enc
             )
 
 
-@given(prompts(max_segments=5), all_options, st.data())
+@given(any_prompts, all_options, st.data())
 def test_context_runs_are_causal_sequences_over_their_blocks(
     drawn: Drawn, options: SpanOptions, data: st.DataObject
 ) -> None:

@@ -19,6 +19,8 @@ _OPTION_FIELDS = (
     "frame",
     "primer",
     "late",
+    "blocks",
+    "budget",
     "offsets",
     "temperature",
     "top_p",
@@ -43,7 +45,7 @@ class ModelOptions(BaseModel):
         engine: an engine of your own, such as `minipic_backend.testing.FakeEngine`. It is not
             closed with the model, nor copied, pickled or dumped.
         engine_options: for building the embedded engine: `key_encoding`, or vLLM's own options.
-        technique, frame, primer, late, offsets: how documents are laid out and reused.
+        technique, frame, primer, late, blocks, budget, offsets: how documents are laid out.
         max_tokens: the most tokens to generate; None: as many as the context has room for.
         stop: strings that end the answer; those of a call replace them.
         n: answers per prompt.
@@ -65,6 +67,8 @@ class ModelOptions(BaseModel):
     frame: str | None = None
     primer: str | bool | Sequence[str] | None = None
     late: int | None = None
+    blocks: int | None = None
+    budget: float | None = None
     offsets: str | None = None
 
     temperature: float | None = None

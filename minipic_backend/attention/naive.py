@@ -50,7 +50,8 @@ def naive_rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
 def visibility(table: SegmentTable | None, start: int, end: int) -> Tensor:
     """Which tokens the tokens [start, end) see: bool, [end - start, end].
 
-    A span's see their frame and their own span; all others every token that is not hidden.
+    A span's see their frame and their own span; all others every token that is not hidden. From a
+    patch on, what it replaces is hidden; the patch itself sees what stands logically in front.
     """
     query = torch.arange(start, end)[:, None]
     key = torch.arange(end)[None, :]
@@ -58,6 +59,15 @@ def visibility(table: SegmentTable | None, start: int, end: int) -> Tensor:
     if table is None:
         return causal
     shown = causal & torch.from_numpy(table.visible(0, end))[None, :]
+    position = torch.from_numpy(table.logical_positions(0, end))[None, :]
+    for patch in table.segments:
+        if patch.replaced is not None:
+            is_replaced = (key >= patch.replaced[0]) & (key < patch.replaced[1])
+            shown &= (query < patch.start) | ~is_replaced
+            in_patch = (query >= patch.start) & (query < patch.end)
+            own = causal & (key >= patch.start) & (key < patch.end - patch.num_pads)
+            in_front = shown & (key < patch.start) & (position < patch.offset)
+            shown = torch.where(in_patch, own | in_front, shown)
     for span in _spans(table):
         in_span = (query >= span.start) & (query < span.end)
         own = causal & ((key < table.num_frame_tokens) | (key >= span.start))

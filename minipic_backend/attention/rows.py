@@ -12,7 +12,7 @@ so that frames, pads and markers are settled here, once, for every kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -98,19 +98,14 @@ def split_runs(table: SegmentTable | None, start: int, end: int) -> list[Run]:
     if table is None:
         own = SeenSegment(0, OPEN_END, 0, 0)
         return [Run(SegmentKind.PREFIX, start, end, 0, 0, (own,))] if start < end else []
-    segments = _with_generated(table)
     runs = []
-    for index, segment in enumerate(segments):
+    for index, segment in enumerate(_with_generated(table)):
         lo, hi = max(segment.start, start), min(segment.end, end)
         if lo >= hi:
             continue
         is_span = segment.kind is SegmentKind.SPAN
         frame = table.num_frame_tokens if is_span else 0
-        seen = (
-            _seen_by_span(segment, frame)
-            if is_span
-            else _seen_by_dependent(segments[: index + 1], table.options.see_markers)
-        )
+        seen = _seen_by_span(segment, frame) if is_span else _seen_by(table, index, segment)
         runs.append(Run(segment.kind, lo, hi, segment.start, frame, seen))
     return runs
 
@@ -124,23 +119,18 @@ def _with_generated(table: SegmentTable) -> list[Segment]:
         begin = table.num_prompt_tokens
         segments.append(Segment(SegmentKind.DEPENDENT, begin, OPEN_END, 0, position, position))
     else:
-        last = segments.pop()
-        segments.append(
-            Segment(last.kind, last.start, OPEN_END, 0, last.offset, last.cached_position)
-        )
+        segments[-1] = replace(segments[-1], end=OPEN_END, num_pads=0)
     return segments
 
 
-def _seen_by_dependent(segments: Sequence[Segment], see_markers: bool) -> tuple[SeenSegment, ...]:
-    return tuple(
-        SeenSegment(
-            start=s.start + (s.kind is SegmentKind.SPAN and not see_markers),
-            end=s.end - s.num_pads,
-            shift=s.shift,
-            base=s.offset - s.start,
-        )
-        for s in segments
-    )
+def _seen_by(table: SegmentTable, index: int, own: Segment) -> tuple[SeenSegment, ...]:
+    """What a prefix or dependent segment sees: parts of those in front of it, and itself."""
+    before = [
+        SeenSegment(start, end, segment.shift, segment.offset - segment.start)
+        for segment, start, end in table.seen_before(index)
+    ]
+    last = SeenSegment(own.start, own.end - own.num_pads, own.shift, own.offset - own.start)
+    return (*before, last)
 
 
 def _seen_by_span(span: Segment, num_frame_tokens: int) -> tuple[SeenSegment, ...]:

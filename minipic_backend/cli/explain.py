@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--technique", choices=get_args(Technique), default="primed")
     parser.add_argument("--frame", choices=get_args(Frame), help="instead of the technique's")
     parser.add_argument("--late", type=int, metavar="K", help="instead of the technique's")
+    parser.add_argument("--blocks", type=int, metavar="K", help="instead of the technique's")
+    parser.add_argument("--budget", type=float, metavar="SHARE", help="instead of the technique's")
     parser.add_argument("--no-primer", action="store_true", help="leave the primer out")
     parser.add_argument("--offsets", choices=get_args(Offsets), default="compact")
     parser.add_argument(
@@ -62,6 +64,8 @@ def explain(options: argparse.Namespace) -> Explanation:
         options.technique,
         frame=options.frame,
         late=options.late,
+        blocks=options.blocks,
+        budget=options.budget,
         primer=False if options.no_primer else None,
     )
     span_options = SpanOptions(frame=settings.frame, offsets=options.offsets)

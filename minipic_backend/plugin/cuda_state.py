@@ -85,9 +85,9 @@ class SpanModelState(DefaultModelState):
         return bool(self.span_tables) and any(req_id in self.span_tables for req_id in req_ids)
 
     def num_segments(self, req_ids: list[str]) -> int:
-        """Segments of a batch: what one row of each request may need, at most."""
+        """Ranges of tokens that a batch sees: what one row of each request may need, at most."""
         tables = self.span_tables
-        return sum(len(tables[i].segments) + 1 if i in tables else 1 for i in req_ids)
+        return sum(tables[i].max_seen if i in tables else 1 for i in req_ids)
 
     def prepare_attn(
         self,

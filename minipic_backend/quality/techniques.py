@@ -45,7 +45,7 @@ def parse_technique(
     """A technique from `NAME` or `NAME:key=value,key=value`.
 
     Args:
-        text: as a user writes it. Values: whole numbers, true, false, or words.
+        text: as a user writes it. Values: numbers, true, false, or words.
         primers: what the words of `primer=` stand for.
 
     Raises:
@@ -82,4 +82,6 @@ def parse_technique(
 def _value(word: str) -> Any:
     if word.isdecimal():
         return int(word)
+    if word.replace(".", "", 1).isdecimal():
+        return float(word)
     return {"true": True, "false": False}.get(word.casefold(), word)

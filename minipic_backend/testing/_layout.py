@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
-from minipic_backend.config import SpanOptions, TechniqueSettings, resolve_technique
+from minipic_backend.config import (
+    TECHNIQUE_SETTINGS,
+    SpanOptions,
+    TechniqueSettings,
+    resolve_technique,
+)
 from minipic_backend.errors import PromptError
 from minipic_backend.prompt import Prompt, Span, Text
 from minipic_backend.sampling import split_options
@@ -100,9 +105,8 @@ class FakeLayout:
         if chosen["technique"] != self._defaults["technique"]:
             # Another technique brings its own frame, primer and late documents.
             chosen = layout
-        names = ("frame", "primer", "late")
         settings = resolve_technique(
-            chosen["technique"], **{name: chosen.get(name) for name in names}
+            chosen["technique"], **{name: chosen.get(name) for name in TECHNIQUE_SETTINGS}
         )
         SpanOptions.from_dict({k: v for k, v in chosen.items() if k in ("offsets", "see_markers")})
         return settings, request.get("cache_salt")

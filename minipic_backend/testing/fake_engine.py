@@ -44,7 +44,7 @@ class FakeEngine:
         token_s: seconds of work per further token of a stream.
         gather: answer nobody before this many requests have run at once: shows that a caller
             really asks concurrently, however slow the machine. Gives up after half a minute.
-        technique, frame, primer, late: defaults, as an engine has them.
+        technique, frame, primer, late, blocks, budget: defaults, as an engine has them.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class FakeEngine:
         frame: str | None = None,
         primer: Any = None,
         late: int | None = None,
+        blocks: int | None = None,
+        budget: float | None = None,
     ) -> None:
         self._script = Script(answers)
         self._model = model
@@ -68,7 +70,13 @@ class FakeEngine:
         self._ttft_s = ttft_s
         self._token_s = token_s
         self._layout = FakeLayout(
-            block_size, technique=technique, frame=frame, primer=primer, late=late
+            block_size,
+            technique=technique,
+            frame=frame,
+            primer=primer,
+            late=late,
+            blocks=blocks,
+            budget=budget,
         )
         self._log = RequestLog(gather)
         self._cache: set[Any] = set()

@@ -9,6 +9,7 @@ the engine that differ in kernels only agree to 5e-3.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from reference import Reference
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
 from minipic_backend.driver import EngineDriver
 from minipic_backend.models import ensure_smollm2
+from minipic_backend.patches import Patch
 from minipic_backend.plugin import register
-from minipic_backend.segments import parse_segments
+from minipic_backend.segments import SegmentKind, parse_segments
 
 pytestmark = [
     pytest.mark.gpu,
@@ -148,6 +150,20 @@ def prompt(rig: Rig, order: Sequence[int], question: str = "Which town has a cas
     return [*ids, 4, *encode(f"Question: {question}<|im_end|>\n<|im_start|>assistant\n")]
 
 
+def patched(rig: Rig, order: Sequence[int], options: SpanOptions, num_blocks: int) -> Any:
+    """The prompt with the first blocks of each of its documents computed anew (EPIC)."""
+    ids = prompt(rig, order)
+    table = parse_segments(ids, rig.config, options)
+    question = table.last.start  # type: ignore[union-attr]
+    front, patches = ids[:question], []
+    for segment in table.segments:  # type: ignore[union-attr]
+        if segment.kind is SegmentKind.SPAN:
+            end = min(segment.start + num_blocks * SIZE, segment.end)
+            patches.append(Patch(len(front), segment.start, end))
+            front += ids[segment.start : end]
+    return front + ids[question:], replace(options, patches=tuple(patches))
+
+
 def kl(want: Any, got: Any) -> float:
     return float((want.exp() * (want - got)).sum())
 
@@ -166,6 +182,38 @@ def test_cold_and_warm_equal_the_reference(rig: Rig, reference: Reference, optio
     assert kl(want, cold) < REFERENCE_KL
     assert kl(want, warm) < REFERENCE_KL
     assert kl(cold, warm) < RUNS_KL
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: f"{o.frame}-{o.offsets}")
+def test_patches_equal_the_reference(
+    rig: Rig, reference: Reference, options: Any, num_blocks: int
+) -> None:
+    """Cold, warm, in chunks, and decoded behind, through graphs where there are any."""
+    ids, options = patched(rig, range(5), options, num_blocks)
+    table = parse_segments(ids, rig.config, options)
+    want = reference.logits(ids, table)[-1].double().log_softmax(-1)
+    rig.reset()
+    _, cold, cached = rig.run(ids, options)
+    assert cached == 0
+    _, warm, cached = rig.run(ids, options)
+    assert cached == len(ids) // SIZE * SIZE
+    rig.reset()
+    before = rig.scheduler.max_num_scheduled_tokens
+    rig.scheduler.max_num_scheduled_tokens = 57
+    try:
+        _, chunked, _ = rig.run(ids, options)
+    finally:
+        rig.scheduler.max_num_scheduled_tokens = before
+    print(f"KL cold {kl(want, cold):.2e} warm {kl(want, warm):.2e} chunked {kl(want, chunked):.2e}")
+    assert max(kl(want, one) for one in (cold, warm, chunked)) < REFERENCE_KL
+    assert max(kl(cold, one) for one in (warm, chunked)) < RUNS_KL
+    tokens, _, _ = rig.run(ids, options, 16)
+    whole = [*ids, *tokens]
+    rows = reference.logits(whole, parse_segments(whole, rig.config, options))
+    rows = rows[len(ids) - 1 : -1].double().log_softmax(-1)
+    chosen = rows[torch.arange(len(tokens)), torch.tensor(tokens)]
+    assert (rows.max(-1).values - chosen).max() < 0.5
 
 
 def test_ordinary_prompt_equals_the_reference(rig: Rig, reference: Reference) -> None:

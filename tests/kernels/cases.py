@@ -13,6 +13,7 @@ from minipic_backend.attention.naive import naive_rotate, naive_span_attention
 from minipic_backend.attention.rotary import Rotary, cos_sin_table
 from minipic_backend.attention.rows import QueryRows, RowSegments, Run, split_runs
 from minipic_backend.config import KeyEncoding, SpanConfig, SpanOptions
+from minipic_backend.patches import Patch
 from minipic_backend.segments import SegmentKind, SegmentTable, parse_segments
 
 SSEP, PDEP, PAD = 1, 2, 3
@@ -36,6 +37,41 @@ def make_table(
         tokens.extend([PDEP] + [9] * (question - 1))
     config = SpanConfig(SSEP, PDEP, PAD, block_size)
     return parse_segments(np.asarray(tokens), config, SpanOptions(**options))  # type: ignore[arg-type]
+
+
+def make_patched(
+    prefix: int,
+    spans: Sequence[int],
+    patches: Sequence[tuple[int, int, int]],
+    question: int,
+    block_size: int,
+    **options: object,
+) -> SegmentTable:
+    """As `make_table`, with (span, first, last + 1) tokens computed anew in front of the question;
+    a fourth number is the length of the patch, where it is shorter."""
+    plain = make_table(prefix, spans, 1, block_size)
+    assert plain is not None
+    at = plain.last.start
+    tokens = [8] * at
+    for segment in plain.segments:
+        if segment.kind is SegmentKind.SPAN:
+            pads = segment.num_pads
+            tokens[segment.start : segment.end] = [
+                SSEP, *[9] * (segment.num_tokens - pads - 1), *[PAD] * pads
+            ]  # fmt: skip
+    first_span = int(plain.segments[0].kind is not SegmentKind.SPAN)
+    made = []
+    for span, lo, hi, *length in patches:
+        start = plain.segments[first_span + span].start
+        made.append(Patch(len(tokens), start + lo, start + hi))
+        tokens += [9] * (length[0] if length else hi - lo)
+        tokens += [PAD] * (-len(tokens) % block_size)
+    tokens += [PDEP] + [9] * (question - 1)
+    config = SpanConfig(SSEP, PDEP, PAD, block_size)
+    chosen = SpanOptions(patches=tuple(made), **options)  # type: ignore[arg-type]
+    table = parse_segments(np.asarray(tokens), config, chosen)
+    assert table is not None
+    return table
 
 
 @dataclass
@@ -122,6 +158,9 @@ class Batch:
                 for segment in request.table.segments:  # a span's own tokens see its marker
                     if segment.start < request.start < segment.end:
                         hidden[segment.start : segment.end] = False
+                for patch in request.table.segments:
+                    if patch.replaced and patch.start <= request.start:
+                        hidden[slice(*patch.replaced)] = True
                 cache[rows[hidden], slots[hidden] % block_size] = nan[0, 0]
             self.keys.append(k.double() * k_scale)
             self.values.append(v.double() * v_scale)

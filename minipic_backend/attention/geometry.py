@@ -14,7 +14,7 @@ __all__ = [
 
 # By rows of a tile; starting points for heads of 128 dims on an H200.
 _BLOCK_N = {16: 64, 32: 64, 64: 64, 128: 64}
-_NUM_STAGES = {16: 4, 32: 3, 64: 2, 128: 2}
+_NUM_STAGES = {16: 4, 32: 3, 64: 2, 128: 3}
 _BLOCKS_PER_SM = {16: 2, 32: 2, 64: 2, 128: 1}
 
 
@@ -81,7 +81,7 @@ def choose_geometry(shape: AttentionShape, max_query_len: int) -> Geometry:
         return Geometry(block_m, 32, num_warps=4, num_stages=3 if block_m == 16 else 2)
     num_warps = 4 if block_m < 128 else 8
     num_stages = _NUM_STAGES.get(block_m, 2)
-    if shape.unrotated and block_m == 16:
+    if shape.unrotated and block_m in (16, 128):
         num_stages -= 1  # turned keys pass through shared memory, too
     return Geometry(block_m, _BLOCK_N.get(block_m, 64), num_warps, num_stages)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -120,7 +120,9 @@ class Batch:
         self.block_size, self.device = block_size, device
         self.k_scale, self.v_scale = k_scale, v_scale
         cache_dtype = cache_dtype or dtype
-        self.rotary = heads.rotary()
+        exact = heads.rotary()  # of the specification, on the CPU
+        self.exact_rotary = exact
+        self.rotary = replace(exact, cos_sin=exact.cos_sin.to(device))
         num_blocks = [-(-r.end // block_size) for r in requests]
         order = torch.randperm(sum(num_blocks) + spare)
         nan = torch.full(
@@ -143,8 +145,8 @@ class Batch:
             q = torch.randn(request.end - request.start, heads.num_heads, heads.head_size)
             if encoding == "span_local":
                 k, q = (
-                    naive_rotate(k, cached, self.rotary),
-                    naive_rotate(q, cached[request.start :], self.rotary),
+                    naive_rotate(k, cached, exact),
+                    naive_rotate(q, cached[request.start :], exact),
                 )
             k = (k / k_scale).to(cache_dtype)
             v = (v / v_scale).to(cache_dtype)
@@ -217,8 +219,8 @@ class Batch:
         """The specification in float64, from the very values that the cache holds."""
         outs = [
             naive_span_attention(
-                q.double(), k, v, r.table, r.start, encoding=self.encoding, rotary=self.rotary,
-                scale=scale, soft_cap=soft_cap, window=window,
+                q.double(), k, v, r.table, r.start, encoding=self.encoding,
+                rotary=self.exact_rotary, scale=scale, soft_cap=soft_cap, window=window,
             )
             for r, q, k, v in zip(self.requests, self.queries, self.keys, self.values, strict=True)
         ]  # fmt: skip

@@ -1,6 +1,6 @@
-"""The CUDA plugin's bookkeeping on a CPU: what reaches FlashAttention, the kernels, and the graphs.
+"""The CUDA plugin's bookkeeping: what reaches FlashAttention, the kernels, and the graphs.
 
-vLLM's own FlashAttention cannot run here; `tests/gpu` holds the whole against the reference.
+vLLM's own FlashAttention is not called here; `tests/gpu` holds the whole against the reference.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ def test_a_single_token_of_a_span_is_never_taken_for_a_steady_decode(
     assert batch.positions.tolist() == table().cached_positions(40, 41).tolist()
 
 
-def builder(monkeypatch: pytest.MonkeyPatch) -> Any:
+def builder(monkeypatch: pytest.MonkeyPatch, device: str) -> Any:
     """A builder whose parent notes the batch that it is given."""
     new = object.__new__(cuda_attention.SpanFlashMetadataBuilder)
-    new.device = torch.device("cpu")
+    new.device = torch.device(device)
     new.block_size = SIZE
     new.is_unrotated = False
     new.captures_spans = False
@@ -119,31 +119,31 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Any:
     return new
 
 
-def common(starts: list[int], counts: list[int], num_blocks: int = 8) -> Any:
+def common(starts: list[int], counts: list[int], device: str, num_blocks: int = 8) -> Any:
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     loc = torch.tensor(np.concatenate([[0], np.cumsum(counts)]), dtype=torch.int32)
     lens = torch.tensor([s + c for s, c in zip(starts, counts, strict=True)], dtype=torch.int32)
     table = torch.arange(len(starts) * num_blocks, dtype=torch.int32).view(len(starts), num_blocks)
     return CommonAttentionMetadata(
-        query_start_loc=loc,
+        query_start_loc=loc.to(device),
         query_start_loc_cpu=loc,
-        seq_lens=lens,
+        seq_lens=lens.to(device),
         num_reqs=len(starts),
         num_actual_tokens=int(loc[-1]),
         max_query_len=max(counts),
         max_seq_len=int(lens.max()),
-        block_table_tensor=table + 100,
-        slot_mapping=torch.zeros(int(loc[-1]), dtype=torch.int64),
+        block_table_tensor=(table + 100).to(device),
+        slot_mapping=torch.zeros(int(loc[-1]), dtype=torch.int64, device=device),
     )
 
 
 def test_context_runs_become_sequences_and_the_rest_is_planned(
-    state: cuda_state.SpanModelState, monkeypatch: pytest.MonkeyPatch
+    state: cuda_state.SpanModelState, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     starts, counts = [7, 0], [3, len(PROMPT)]
     spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
-    metadata = builder(monkeypatch).build(0, common(starts, counts), spans=spans)
+    metadata = builder(monkeypatch, device).build(0, common(starts, counts, device), spans=spans)
     # plain, prefix, two spans behind the prefix
     assert metadata.query_start_loc.tolist() == [0, 3, 35, 67, 83]
     assert metadata.seq_lens.tolist() == [10, 32, 64, 48]
@@ -160,16 +160,18 @@ def test_context_runs_become_sequences_and_the_rest_is_planned(
     assert part.segments.shift[:4].tolist() == [0, 0, 21, 0]
 
 
-def test_a_batch_without_spans_keeps_the_metadata_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = builder(monkeypatch).build(0, common([5], [3]))
+def test_a_batch_without_spans_keeps_the_metadata_of_vllm(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    metadata = builder(monkeypatch, device).build(0, common([5], [3], device))
     assert type(metadata) is cuda_attention.FlashAttentionMetadata
 
 
 def test_graph_rows_are_rewritten_only_when_the_batch_changes(
-    state: cuda_state.SpanModelState,
+    state: cuda_state.SpanModelState, device: str
 ) -> None:
     shape = AttentionShape(4, 2, 32, SIZE, itemsize=4)
-    rows = cuda_graphs.GraphRows(4, 64, torch.device("cpu"), shape)
+    rows = cuda_graphs.GraphRows(4, 64, torch.device(device), shape)
     at = len(PROMPT)
     filled: list[int] = []
     fill = rows._fill
@@ -178,7 +180,7 @@ def test_graph_rows_are_rewritten_only_when_the_batch_changes(
     for step in range(3):
         batch = input_batch(["spans", "plain"], [at + step, 20 + step], [1, 1])
         spans = state._span_batch(batch, is_full=True)
-        work = rows.work(common([at + step, 20 + step], [1, 1]), spans)
+        work = rows.work(common([at + step, 20 + step], [1, 1], device), spans)
         (part,) = work.paged
         assert part.segments.first.tolist() == [0, 4]
         assert part.segments.last.tolist() == [4, 5]

@@ -13,8 +13,15 @@ def test_public_names() -> None:
     assert langchain_minipic.__all__ == [
         "ChatMiniPIC",
         "MiniPIC",
+        "SpanDocumentPrompt",
         "SpanPromptTemplate",
+        "Unranked",
+        "WarmingRetriever",
+        "example_documents",
+        "index_and_warm",
+        "register_provider",
         "span_block",
+        "span_blocks",
     ]
     assert all(getattr(langchain_minipic, name) for name in langchain_minipic.__all__)
     assert (Path(langchain_minipic.__file__).parent / "py.typed").is_file()

@@ -7,7 +7,7 @@ template language, and comes out as marked blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
@@ -15,8 +15,16 @@ from langchain_core.prompts.message import BaseMessagePromptTemplate
 from langchain_core.prompts.string import StringPromptTemplate
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from langchain_minipic._marks import is_marked
 from langchain_minipic._slots import Slots
-from langchain_minipic.documents import DocumentText, find_documents, read_document
+from langchain_minipic.documents import (
+    DocumentText,
+    Unranked,
+    document_name,
+    find_documents,
+    marked_documents,
+    read_document,
+)
 from langchain_minipic.messages import span_block
 from minipic_backend import ConfigurationError, PromptError
 
@@ -36,6 +44,9 @@ class DocumentOptions(BaseModel):
         document_separator: whitespace between documents.
         ranked: a list's order is an order of relevance, the best first, as retrievers give it;
             the best may then be computed in full context (`late`). False where it is not.
+        order: "given", or "id": a list is put in the order of the documents' ids (their texts,
+            where they have none), so that the same documents give the same prompt and its plain
+            prefix is a hit too. Ranks stay those of the given order.
         allow_empty: an empty list reads as nothing. By default it is refused, because a model
             asked to answer from documents invents some where it gets none.
     """
@@ -45,6 +56,7 @@ class DocumentOptions(BaseModel):
     document_prompt: StringPromptTemplate | None = None
     document_separator: str = "\n\n"
     ranked: bool = True
+    order: Literal["given", "id"] = "given"
     allow_empty: bool = False
 
     @model_validator(mode="after")
@@ -88,6 +100,8 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
     def _wrap_value(self, value: Any, slots: _Slots) -> Any:
         if isinstance(value, dict):
             return {key: self._wrap_value(item, slots) for key, item in value.items()}
+        if isinstance(value, str) and is_marked(value):
+            return self._wrap_marked(value, slots)
         try:
             documents = find_documents(value)
             if documents is None:
@@ -101,14 +115,28 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
                 )
             if isinstance(value, Document):
                 return _OneDocument((value, self.document_prompt, None), slots)
+            ranked = self.ranked and not isinstance(value, Unranked)
             pending: list[_Pending] = [
-                (document, self.document_prompt, rank if self.ranked else None)
+                (document, self.document_prompt, rank if ranked else None)
                 for rank, document in enumerate(documents)
             ]
+            if self.order == "id":
+                pending.sort(key=lambda one: (document_name(one[0]) or "", one[0].page_content))
             items = [_OneDocument(one, slots) for one in pending]
             return _Documents(items, slots.add(pending))
         except PromptError as error:
             return _Refused(error)  # the template may not use this variable at all
+
+    def _wrap_marked(self, text: str, slots: _Slots) -> str:
+        """Documents that some chain joined to a string."""
+        rank = -1
+        pieces = []
+        for piece in marked_documents(text):
+            if isinstance(piece, Document):
+                rank += 1
+                piece = slots.add([(piece, None, rank if self.ranked else None)])
+            pieces.append(piece)
+        return "".join(pieces)
 
     def _unwrap(self, message: BaseMessage, slots: _Slots) -> BaseMessage:
         if not slots.occurs_in(message.content):

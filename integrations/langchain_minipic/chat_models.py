@@ -17,10 +17,11 @@ from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ContextThreadPoolExecutor, get_config_list
+from langchain_core.runnables.config import ContextThreadPoolExecutor
 from pydantic import Field
 
 from langchain_minipic._base import EngineBacked
+from langchain_minipic._concurrency import MAX_THREADS, all_at_once
 from langchain_minipic._requests import ChatRequest, sort_options
 from langchain_minipic._results import chat_chunk, chat_result
 from langchain_minipic._tools import (
@@ -37,9 +38,6 @@ from minipic_backend import ConfigurationError, Prompt
 from minipic_backend.tools import resolve_tool_choice
 
 __all__ = ["ChatMiniPIC"]
-
-# Each waits for the engine, which runs them all at once; LangChain's own default is few.
-_MAX_THREADS = 256
 
 
 class ChatMiniPIC(EngineBacked, BaseChatModel):
@@ -156,7 +154,7 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         **kwargs: Any,
     ) -> list[AIMessage]:
         """All at once, unless `max_concurrency` says otherwise: the engine batches them."""
-        configs = _all_at_once(config, len(inputs))
+        configs = all_at_once(config, len(inputs))
         return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     def batch_as_completed(
@@ -166,7 +164,7 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[Any]:
         """`batch`, giving each answer as it comes."""
-        configs = _all_at_once(config, len(inputs))
+        configs = all_at_once(config, len(inputs))
         return super().batch_as_completed(inputs, configs, **kwargs)
 
     def generate(
@@ -181,7 +179,7 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
             return super().generate(messages, stop, callbacks, **kwargs)
         run_ids = [kwargs.pop("run_id", None)] + [None] * (len(messages) - 1)
         one = super().generate
-        with ContextThreadPoolExecutor(min(len(messages), _MAX_THREADS)) as pool:
+        with ContextThreadPoolExecutor(min(len(messages), MAX_THREADS)) as pool:
             results = list(
                 pool.map(
                     lambda prompt, run_id: one([prompt], stop, callbacks, run_id=run_id, **kwargs),
@@ -313,12 +311,3 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
             return value
         messages = self._convert_input(value).to_messages()
         return to_prompt(messages, template_kwargs=self.chat_template_kwargs)
-
-
-def _all_at_once(
-    config: RunnableConfig | Sequence[RunnableConfig] | None, number: int
-) -> list[RunnableConfig]:
-    configs = get_config_list(config, number)
-    if not configs or configs[0].get("max_concurrency") is not None:
-        return configs
-    return [{**one, "max_concurrency": min(number, _MAX_THREADS)} for one in configs]

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, SupportsFloat
 
 from langchain_core.documents import Document
-from langchain_core.prompts import format_document
+from langchain_core.prompts import PromptTemplate, format_document
 from langchain_core.prompts.string import StringPromptTemplate
 
+from langchain_minipic._marks import split_marked, unmark
 from minipic_backend import PromptError
 
-__all__ = ["DocumentLike", "DocumentText", "document_texts", "find_documents", "read_document"]
+__all__ = [
+    "DocumentLike",
+    "DocumentText",
+    "Unranked",
+    "document_name",
+    "document_texts",
+    "example_documents",
+    "find_documents",
+    "marked_documents",
+    "read_document",
+]
 
 DocumentLike = Document | str | tuple[Document, float]
+
+
+class Unranked(list[Document]):
+    """Documents whose order says nothing about relevance: none of them is ever late."""
 
 
 class DocumentText(NamedTuple):
@@ -64,8 +79,31 @@ def read_document(
             f"{type(document.page_content).__name__}: {document.page_content!r}"
         )
     text = document.page_content if template is None else format_document(document, template)
+    return DocumentText(unmark(text), rank, document_name(document))
+
+
+def document_name(document: Document) -> str | None:
+    """What a document is called: its id, or that in its metadata, or its source."""
     name = document.id or document.metadata.get("id") or document.metadata.get("source")
-    return DocumentText(text, rank, None if name is None else str(name))
+    return None if name is None else str(name)
+
+
+def marked_documents(text: str) -> list[str | Document]:
+    """A text with marks of `SpanDocumentPrompt` in it, in pieces."""
+    return [Document(piece) if is_span else piece for piece, is_span in split_marked(text)]
+
+
+def example_documents(
+    examples: Iterable[Mapping[str, Any]], example_prompt: StringPromptTemplate | str
+) -> Unranked:
+    """Few-shot examples as documents: each is a span of its own, cached however they are chosen.
+
+    examples = example_documents(selector.select_examples({"question": q}), "Q: {q}\\nA: {a}")
+    prompt.partial(examples=examples)
+    """
+    if isinstance(example_prompt, str):
+        example_prompt = PromptTemplate.from_template(example_prompt)
+    return Unranked(Document(example_prompt.format(**example)) for example in examples)
 
 
 def document_texts(

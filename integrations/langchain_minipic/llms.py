@@ -18,11 +18,14 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.messages import BaseMessage, get_buffer_string
 from langchain_core.outputs import GenerationChunk, LLMResult
 from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_minipic._base import EngineBacked
+from langchain_minipic._concurrency import MAX_THREADS, all_at_once
+from langchain_minipic._marks import is_marked
 from langchain_minipic._results import llm_result, text_chunk
 from langchain_minipic._slots import Slots
-from langchain_minipic.messages import block_parts, has_spans, join_texts
+from langchain_minipic.messages import block_parts, has_spans, join_texts, marked_parts
 from minipic_backend import ConfigurationError, Prompt, Result, Text
 from minipic_backend.prompt import Part
 
@@ -57,7 +60,7 @@ class MiniPIC(EngineBacked, BaseLLM):
             with self._deadline(engine, options) as timed:
                 return engine.generate(prompt, **timed)
 
-        with ThreadPoolExecutor(len(given)) as pool:
+        with ThreadPoolExecutor(min(len(given), MAX_THREADS)) as pool:
             return llm_result(list(pool.map(one, given)), self.model)
 
     async def _agenerate(
@@ -118,6 +121,34 @@ class MiniPIC(EngineBacked, BaseLLM):
         if (options.get("n") or 1) > 1:
             raise ConfigurationError(f"n={options['n']}: LangChain streams one answer at a time")
         return options
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """All at once, unless `max_concurrency` says otherwise. With `return_exceptions`, a prompt
+        that fails leaves the others their answers."""
+        if not return_exceptions:
+            return super().batch(inputs, config, **kwargs)
+        configs = all_at_once(config, len(inputs))
+        return Runnable.batch(self, inputs, configs, return_exceptions=True, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """As `batch`."""
+        if not return_exceptions:
+            return await super().abatch(inputs, config, **kwargs)
+        return await Runnable.abatch(self, inputs, config, return_exceptions=True, **kwargs)
 
     def generate(
         self,
@@ -242,4 +273,6 @@ def _with_slots(message: BaseMessage, add: Callable[[list[Part]], str]) -> BaseM
 
 
 def _raw_prompt(text: str) -> Prompt:
-    return Prompt(text.parts) if isinstance(text, _SpanText) else Prompt(text)
+    if isinstance(text, _SpanText):
+        return Prompt(text.parts)
+    return Prompt(marked_parts(text) if is_marked(text) else text)

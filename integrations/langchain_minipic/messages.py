@@ -14,9 +14,10 @@ to see everything before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -26,13 +27,30 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
+from langchain_core.prompts.string import StringPromptTemplate
 
+from langchain_minipic._marks import is_marked
+from langchain_minipic.documents import (
+    document_name,
+    find_documents,
+    marked_documents,
+    read_document,
+)
 from minipic_backend import Message, Prompt, PromptError, Text
 from minipic_backend.chat import document_core as canonical
 from minipic_backend.chat import document_parts, join_texts, merge_messages
 from minipic_backend.prompt import Part
 
-__all__ = ["block_parts", "canonical", "has_spans", "join_texts", "span_block", "to_prompt"]
+__all__ = [
+    "block_parts",
+    "canonical",
+    "has_spans",
+    "join_texts",
+    "marked_parts",
+    "span_block",
+    "span_blocks",
+    "to_prompt",
+]
 
 _MARK = "minipic"
 _MARK_KEYS = {"span", "rank", "id"}
@@ -56,6 +74,33 @@ def span_block(text: str, *, rank: int | None = None, id: str | None = None) -> 
     if id is not None:
         mark["id"] = id
     return {"type": "text", "text": text, "extras": {_MARK: mark}}
+
+
+def span_blocks(
+    documents: Iterable[Document | tuple[Document, float]],
+    *,
+    document_prompt: StringPromptTemplate | None = None,
+    document_separator: str = "\n\n",
+    ranked: bool = True,
+) -> list[dict[str, Any]]:
+    """Documents as the content of a message, each a span; what a tool may return.
+
+    Args:
+        documents: the best first.
+        document_prompt: a template over `page_content` and metadata; default: the content alone.
+        document_separator: whitespace between documents, for models that read plain text.
+        ranked: whether the order is one of relevance.
+
+    Raises:
+        PromptError: an element is not a document.
+    """
+    found = find_documents(list(documents)) or []
+    blocks = []
+    for rank, document in enumerate(found):
+        text = read_document(document, document_prompt, rank if ranked else None)
+        gap = document_separator if rank < len(found) - 1 else ""
+        blocks.append(span_block(text.text + gap, rank=text.rank, id=text.id))
+    return blocks
 
 
 def to_prompt(
@@ -97,7 +142,7 @@ def block_parts(block: dict[str, Any], *, keep_text: bool = False) -> list[Part]
 
 def _parts(message: BaseMessage, *, is_first: bool, is_last: bool) -> list[Part]:
     if isinstance(message.content, str):
-        return [Text(message.content)] if message.content else []
+        return _text_parts(message.content, getattr(message, "artifact", None))
     parts: list[Part] = []
     for index, block in enumerate(message.content):
         if isinstance(block, str):
@@ -114,6 +159,37 @@ def _parts(message: BaseMessage, *, is_first: bool, is_last: bool) -> list[Part]
                 f"A {message.type} message holds a block of type {block.get('type')!r}; "
                 "MiniPIC serves text"
             )
+    return parts
+
+
+def _text_parts(text: str, artifact: Any) -> list[Part]:
+    """A plain text, with the documents that are marked in it, or that a tool gave along with it
+    and that stand in it word for word, as spans."""
+    if is_marked(text):
+        return marked_parts(text)
+    parts: list[Part] = []
+    documents = artifact if isinstance(artifact, list | tuple) else ()
+    for rank, document in enumerate(documents):
+        if not isinstance(document, Document) or not document.page_content.strip():
+            continue
+        before, found, after = text.partition(document.page_content)
+        if found:
+            name = document_name(document)
+            parts += [Text(before), *document_parts(found, rank=rank, id=name)]
+            text = after
+    return [part for part in (*parts, Text(text)) if part.text]
+
+
+def marked_parts(text: str) -> list[Part]:
+    """A text with marks of `SpanDocumentPrompt` in it; documents are ranked as they stand."""
+    parts: list[Part] = []
+    rank = 0
+    for piece in marked_documents(text):
+        if isinstance(piece, str):
+            parts.append(Text(piece))
+        else:
+            parts += document_parts(piece.page_content, rank=rank)
+            rank += 1
     return parts
 
 

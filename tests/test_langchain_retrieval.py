@@ -1,0 +1,106 @@
+"""Retrieval that warms, and indexing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_minipic import ChatMiniPIC, SpanPromptTemplate, WarmingRetriever, index_and_warm
+from langchain_support import ANSWER, DOCUMENTS, Retriever
+from langchain_tests.integration_tests import RetrieversIntegrationTests
+
+from minipic_backend import ConfigurationError, PromptError
+from minipic_backend.testing import FakeEngine
+
+PROMPT = SpanPromptTemplate.from_messages(
+    [("system", "Answer from the documents."), ("human", "{context}\n\n{question}")]
+)
+
+
+def vectors() -> InMemoryVectorStore:
+    return InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
+
+
+@pytest.fixture
+def llm() -> ChatMiniPIC:
+    return ChatMiniPIC(model="m", engine=FakeEngine(ANSWER))
+
+
+def states(llm: ChatMiniPIC, documents: list[Document]) -> list[str]:
+    value = PROMPT.invoke({"context": documents, "question": "?"})
+    return [row.state for row in llm.explain(value, late=0).rows if row.kind == "span"]
+
+
+class TestRetriever(RetrieversIntegrationTests):
+    """LangChain's suite."""
+
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return WarmingRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        store = vectors()
+        store.add_documents(DOCUMENTS)
+        llm = ChatMiniPIC(model="m", engine=FakeEngine())
+        return {"retriever": store.as_retriever(), "llm": llm, "prompt": PROMPT}
+
+    @property
+    def retriever_query_example(self) -> str:
+        return "Who was the queen?"
+
+
+def test_what_is_found_is_warm(llm: ChatMiniPIC) -> None:
+    retriever = WarmingRetriever(retriever=Retriever(), llm=llm, prompt=PROMPT)
+    assert states(llm, DOCUMENTS) == ["cold"] * 3
+    found = retriever.invoke("Who?")
+    retriever.flush()
+    assert {document.page_content for document in found} == {d.page_content for d in DOCUMENTS}
+    assert states(llm, DOCUMENTS) == ["warm"] * 3
+
+
+async def test_what_is_found_asynchronously_is_warm(llm: ChatMiniPIC) -> None:
+    retriever = WarmingRetriever(retriever=Retriever(), llm=llm, prompt=PROMPT, k=2)
+    found = await retriever.ainvoke("Who?")
+    retriever.flush()
+    assert len(found) == 2
+    assert states(llm, found) == ["warm"] * 2
+
+
+def test_retrieval_goes_on_where_warming_fails(
+    llm: ChatMiniPIC, caplog: pytest.LogCaptureFixture
+) -> None:
+    retriever = WarmingRetriever(retriever=Retriever(), llm=llm)  # no prefix known, no prompt
+    with caplog.at_level(logging.WARNING):
+        assert retriever.invoke("Who?")
+        retriever.flush()
+    assert "no prefix" in caplog.text
+
+
+def test_index_and_warm(llm: ChatMiniPIC, capsys: pytest.CaptureFixture[str]) -> None:
+    store = vectors()
+    report = index_and_warm(
+        iter(DOCUMENTS), llm=llm, prompt=PROMPT, vector_store=store, batch_size=2
+    )
+    assert report.num_spans == 3
+    assert report.num_computed_tokens > 0
+    assert [d.page_content for d in store.get_by_ids(report.details["ids"])] == [
+        document.page_content for document in DOCUMENTS
+    ]
+    assert states(llm, DOCUMENTS) == ["warm"] * 3
+    assert "3document" in capsys.readouterr().err.replace(" ", "")
+    again = index_and_warm(DOCUMENTS, llm=llm, prompt=PROMPT, progress=False)
+    assert (again.num_computed_tokens, again.details["ids"]) == (0, [])
+    assert capsys.readouterr().err == ""
+
+
+def test_wrong_batches_are_refused(llm: ChatMiniPIC) -> None:
+    with pytest.raises(ConfigurationError, match="batch_size=0"):
+        index_and_warm(DOCUMENTS, llm=llm, batch_size=0)
+    with pytest.raises(PromptError):
+        index_and_warm(["text", 3], llm=llm, prompt=PROMPT, progress=False)  # type: ignore[list-item]

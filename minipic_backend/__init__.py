@@ -27,6 +27,7 @@ from minipic_backend.errors import (
 )
 from minipic_backend.prompt import Message, Prompt, Span, Text
 from minipic_backend.protocol import EngineProtocol
+from minipic_backend.quality.compare import Comparison, TechniqueAnswer
 from minipic_backend.results import (
     Chunk,
     Completion,
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AnswerError",
     "Chunk",
+    "Comparison",
     "Completion",
     "ConfigurationError",
     "ContextWindowError",
@@ -65,6 +67,7 @@ __all__ = [
     "RequestAbortedError",
     "Result",
     "Span",
+    "TechniqueAnswer",
     "Text",
     "Timing",
     "UnsupportedModelError",

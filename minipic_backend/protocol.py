@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, overload, runtime_checkable
 
 from minipic_backend.prompt import Prompt
+from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison
 from minipic_backend.results import Chunk, Explanation, Result, WarmReport
 
 __all__ = ["EngineProtocol"]
@@ -45,6 +46,14 @@ class EngineProtocol(Protocol):
     def abort(self, request_id: str) -> None: ...
 
     def explain(self, prompt: Prompt | str, **options: Any) -> Explanation: ...
+
+    def compare(
+        self,
+        prompt: Prompt | str,
+        techniques: Sequence[str] = DEFAULT_TECHNIQUES,
+        *,
+        max_tokens: int = 64,
+    ) -> Comparison: ...
 
     def warm(
         self,

@@ -167,6 +167,17 @@ def test_explain_takes_strings_and_messages(llm: ChatMiniPIC) -> None:
     assert llm.explain([("human", "x")]) == llm.explain("x")
 
 
+def test_compare_shows_each_techniques_answer(llm: ChatMiniPIC, engine: FakeEngine) -> None:
+    comparison = llm.compare([("human", "x")], ["full", "primed:late=2"], max_tokens=3)
+    assert [answer.technique for answer in comparison.answers] == ["full", "primed:late=2"]
+    assert all(answer.same_text for answer in comparison.answers)
+    assert len(str(comparison).splitlines()) == 3
+    options = [call.options for call in engine.calls]
+    assert [call["technique"] for call in options] == ["full", "full", "primed"]
+    assert options[-1]["late"] == 2
+    assert {call["max_tokens"] for call in options} == {3}
+
+
 def test_token_counts_are_the_engines(llm: ChatMiniPIC, engine: FakeEngine) -> None:
     assert llm.get_num_tokens("one two") == 2
     assert llm.get_token_ids("one two") == engine.token_ids("one two")

@@ -26,6 +26,7 @@ from minipic_backend import (
     WarmReport,
 )
 from minipic_backend.deadline import deadline
+from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison
 from minipic_backend.shared_engines import EngineLease, EngineSpec
 
 __all__ = ["EngineBacked"]
@@ -137,6 +138,23 @@ class EngineBacked(ModelOptions):
         """How a prompt is laid out, segment by segment, and what of it is cached now."""
         where = self._to_prompt(prompt)
         return self._get_engine().explain(where, **self._layout_options(options))
+
+    def compare(
+        self,
+        prompt: Prompt | PromptValue | str | Sequence[Any],
+        techniques: Sequence[str] = DEFAULT_TECHNIQUES,
+        *,
+        max_tokens: int = 64,
+    ) -> Comparison:
+        """What each technique answers, and how far it is from full attention: print it.
+
+        Args:
+            prompt: with documents.
+            techniques: such as "primed:late=2" or "block_attention"; see docs/quality.md.
+            max_tokens: of each answer.
+        """
+        where = self._to_prompt(prompt)
+        return self._get_engine().compare(where, techniques, max_tokens=max_tokens)
 
     def close(self) -> None:
         """Give the engine back: its memory is freed once no other open model shares it."""

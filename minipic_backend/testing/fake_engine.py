@@ -13,6 +13,8 @@ from typing import Any, Self, overload
 
 from minipic_backend.errors import ConfigurationError, ContextWindowError
 from minipic_backend.prompt import Prompt, Span
+from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison, TechniqueAnswer
+from minipic_backend.quality.techniques import parse_technique
 from minipic_backend.results import (
     Chunk,
     Explanation,
@@ -185,6 +187,33 @@ class FakeEngine:
             offset += segment.num_tokens - (segment.num_pads if segment.kind == "span" else 0)
         ids = tuple(token for segment in segments for token in segment.token_ids)
         return Explanation(tuple(rows), ids, ("laid out by a fake engine",))
+
+    def compare(
+        self,
+        prompt: Prompt | str,
+        techniques: Sequence[str] = DEFAULT_TECHNIQUES,
+        *,
+        max_tokens: int = 64,
+    ) -> Comparison:
+        """Answers as `generate` does; knows no probabilities, so that nothing diverges."""
+        full = self.generate(prompt, technique="full", max_tokens=max_tokens)
+        answers = []
+        for spec in map(parse_technique, techniques):
+            result = self.generate(prompt, **spec.options, max_tokens=max_tokens)
+            usage = result.usage
+            answers.append(
+                TechniqueAnswer(
+                    technique=spec.label,
+                    text=result.text,
+                    same_text=result.text == full.text,
+                    divergence=0.0,
+                    worst_divergence=0.0,
+                    agreement=1.0,
+                    num_prompt_tokens=usage.prompt_tokens,
+                    num_cached_tokens=usage.cached_tokens,
+                )
+            )
+        return Comparison(tuple(answers))
 
     def warm(
         self,

@@ -44,7 +44,7 @@ def test_primers_by_name() -> None:
     ("text", "complaint"),
     [
         ("primed:late", "key=value"),
-        ("primed:colour=red", "no option 'colour'; known: digest"),
+        ("primed:colour=red", "no option 'colour'; known: "),
         ("primed:digest=all", "digest is one of: none, titles, quotes"),
         ("primed:repeat=0", "a number from 1"),
         ("primed:technique=full", "no option 'technique'"),

@@ -16,6 +16,7 @@ from llama_index.llms.minipic._synthesis import watch
 from pydantic import Field
 
 from minipic_backend import Explanation, Prompt, WarmReport
+from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison
 
 __all__ = ["SpanMethods"]
 
@@ -74,9 +75,30 @@ class SpanMethods(EngineBacked, LLM):
 
     def explain(self, prompt: str | Sequence[ChatMessage] | Prompt, **options: Any) -> Explanation:
         """How a prompt is laid out, segment by segment, and what of it is cached now."""
+        where = self._as_prompt(prompt)
+        return self._get_engine().explain(where, **self._layout_options(options))
+
+    def compare(
+        self,
+        prompt: str | Sequence[ChatMessage] | Prompt,
+        techniques: Sequence[str] = DEFAULT_TECHNIQUES,
+        *,
+        max_tokens: int = 64,
+    ) -> Comparison:
+        """What each technique answers, and how far it is from full attention: print it.
+
+        Args:
+            prompt: with documents.
+            techniques: such as "primed:late=2" or "block_attention"; see docs/quality.md.
+            max_tokens: of each answer.
+        """
+        where = self._as_prompt(prompt)
+        return self._get_engine().compare(where, techniques, max_tokens=max_tokens)
+
+    def _as_prompt(self, prompt: str | Sequence[ChatMessage] | Prompt) -> Prompt:
+        if isinstance(prompt, Prompt):
+            return prompt
         if isinstance(prompt, str) and not self.is_chat_model:
-            prompt = Prompt(unmarked_parts(prompt))
-        elif not isinstance(prompt, Prompt):
-            messages = [ChatMessage(content=prompt)] if isinstance(prompt, str) else prompt
-            prompt = to_prompt(messages, template_kwargs=self.chat_template_kwargs)
-        return self._get_engine().explain(prompt, **self._layout_options(options))
+            return Prompt(unmarked_parts(prompt))
+        messages = [ChatMessage(content=prompt)] if isinstance(prompt, str) else prompt
+        return to_prompt(messages, template_kwargs=self.chat_template_kwargs)

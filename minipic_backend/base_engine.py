@@ -6,6 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -22,8 +23,14 @@ from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison, comp
 from minipic_backend.results import Chunk, Explanation, Result, WarmReport
 from minipic_backend.sampling import split_options
 from minipic_backend.teacher import TokenLogprobs, follow
+from minipic_backend.turns import take_turn
 
 __all__ = ["BaseEngine", "Job"]
+
+# Few: layout is mostly Python, and an event loop that wants to run waits for all of them.
+_layout_pool = ThreadPoolExecutor(2, thread_name_prefix="minipic-layout")
+
+_DELTAS_A_TURN = 64
 
 _WARM_CHUNK = 2048
 """Tokens of documents in one warming prompt: small enough for progress and for little rework."""
@@ -123,11 +130,11 @@ class BaseEngine(ABC):
     ) -> Result | list[Result]:
         """`generate` for event loops; cancelling it aborts the request."""
         if isinstance(prompt, Prompt | str):
-            assembly: Assembly | None = None
-            handle, assembly = self._submit(await asyncio.to_thread(self._prepare, prompt, options))
-            async with aclosing(handle.adeltas()) as deltas:
-                async for delta in deltas:
-                    assembly.add(delta)
+            handle, assembly = self._submit(await self._aprepare(prompt, options))
+            for index, delta in enumerate(await handle.all_deltas()):
+                if index % _DELTAS_A_TURN == 0:
+                    await take_turn()
+                assembly.add(delta)
             return assembly.result()
         tasks = [asyncio.ensure_future(self.agenerate(one, **options)) for one in _sequence(prompt)]
         try:
@@ -141,9 +148,10 @@ class BaseEngine(ABC):
 
     async def astream(self, prompt: Prompt | str, **options: Any) -> AsyncGenerator[Chunk, None]:
         """`stream` for event loops."""
-        handle, assembly = self._submit(await asyncio.to_thread(self._prepare, prompt, options))
+        handle, assembly = self._submit(await self._aprepare(prompt, options))
         async with aclosing(handle.adeltas()) as deltas:
             async for delta in deltas:
+                await take_turn()
                 for chunk in assembly.add(delta):
                     yield chunk
 
@@ -315,6 +323,11 @@ class BaseEngine(ABC):
         settings = resolve_technique(values["technique"], **own)
         options = SpanOptions(settings.frame, values["offsets"], values["see_markers"])
         return settings, options
+
+    async def _aprepare(self, prompt: Prompt | str, options: Mapping[str, Any]) -> Job:
+        """`_prepare`, off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_layout_pool, self._prepare, prompt, options)
 
     def _prepare(self, prompt: Prompt | str, options: Mapping[str, Any]) -> Job:
         started = time.perf_counter()

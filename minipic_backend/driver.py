@@ -48,9 +48,10 @@ class Delta:
 
 
 class Handle:
-    """A request under way: read `deltas` from a thread or `adeltas` from an event loop, once.
+    """A request under way: read `deltas` from a thread, or `adeltas` or `all_deltas` from an event
+    loop, once.
 
-    Closing either generator early aborts the request.
+    Closing a generator early aborts the request.
     """
 
     def __init__(self, driver: EngineDriver, request_id: str) -> None:
@@ -60,6 +61,7 @@ class Handle:
         self._items: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wakeup: asyncio.Event | None = None
+        self._wakes_at_end_only = False
         self._done = False
 
     def put(self, item: Delta | BaseException) -> None:
@@ -68,6 +70,8 @@ class Handle:
             return
         self._done = isinstance(item, BaseException) or item.finished
         self._items.put(item)
+        if self._wakes_at_end_only and not self._done:
+            return
         loop, wakeup = self._loop, self._wakeup
         if loop is not None and wakeup is not None:
             # A loop that was closed meanwhile has nobody left to wake.
@@ -105,6 +109,26 @@ class Handle:
                 yield item
                 if item.finished:
                     return
+        finally:
+            self._loop = None
+            self._leave()
+
+    async def all_deltas(self) -> list[Delta]:
+        """Every delta, once the request has finished. The event loop is woken once, not with
+        every step of the engine; cancelling this aborts the request."""
+        self._wakes_at_end_only = True
+        self._wakeup = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        try:
+            if not self._done:
+                await self._wakeup.wait()
+            deltas: list[Delta] = []
+            while not (deltas and deltas[-1].finished):
+                item = self._items.get()
+                if isinstance(item, BaseException):
+                    raise item
+                deltas.append(item)
+            return deltas
         finally:
             self._loop = None
             self._leave()

@@ -36,6 +36,7 @@ from langchain_minipic._tools import (
 from langchain_minipic.messages import to_prompt
 from minipic_backend import ConfigurationError, Prompt
 from minipic_backend.tools import resolve_tool_choice
+from minipic_backend.turns import take_turn
 
 __all__ = ["ChatMiniPIC"]
 
@@ -101,6 +102,7 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         planned = request.on(engine)
         with self._deadline(engine, planned.options) as given:
             result = await engine.agenerate(planned.prompt, **given)
+        await take_turn()
         return chat_result(result, self.model, planned.plan)
 
     def _stream(
@@ -132,6 +134,7 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
+        await take_turn()
         request = self._request(messages, stop, kwargs, streams=True)
         engine = await self._aget_engine()
         planned = request.on(engine)
@@ -144,6 +147,18 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
                     if run_manager:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AIMessage:
+        """As LangChain's; many at once leave the event loop time for others."""
+        await take_turn()
+        return await super().ainvoke(input, config, stop=stop, **kwargs)
 
     def batch(
         self,

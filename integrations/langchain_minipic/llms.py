@@ -28,6 +28,7 @@ from langchain_minipic._slots import Slots
 from langchain_minipic.messages import block_parts, has_spans, join_texts, marked_parts
 from minipic_backend import ConfigurationError, Prompt, Result, Text
 from minipic_backend.prompt import Part
+from minipic_backend.turns import take_turn
 
 __all__ = ["MiniPIC"]
 
@@ -77,7 +78,9 @@ class MiniPIC(EngineBacked, BaseLLM):
             with self._deadline(engine, options) as timed:
                 return await engine.agenerate(_raw_prompt(prompt), **timed)
 
-        return llm_result(await asyncio.gather(*map(one, prompts)), self.model)
+        results = await asyncio.gather(*map(one, prompts))
+        await take_turn()
+        return llm_result(results, self.model)
 
     def _stream(
         self,
@@ -121,6 +124,18 @@ class MiniPIC(EngineBacked, BaseLLM):
         if (options.get("n") or 1) > 1:
             raise ConfigurationError(f"n={options['n']}: LangChain streams one answer at a time")
         return options
+
+    async def ainvoke(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """As LangChain's; many at once leave the event loop time for others."""
+        await take_turn()
+        return await super().ainvoke(input, config, stop=stop, **kwargs)
 
     def batch(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar, overload
 
 from langchain_core.documents import Document
-from langchain_core.prompt_values import ChatPromptValue
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.prompts import (
     AIMessagePromptTemplate,
     ChatMessagePromptTemplate,
@@ -17,10 +17,12 @@ from langchain_core.prompts import (
 )
 from langchain_core.prompts.chat import MessageLike, MessageLikeRepresentation
 from langchain_core.prompts.string import PromptTemplateFormat, StringPromptTemplate
+from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, model_validator
 
 from langchain_minipic._keeping import DocumentOptions, KeepsDocuments
 from langchain_minipic.documents import DocumentLike, document_texts
+from minipic_backend.turns import take_turn
 
 __all__ = [
     "SpanAIMessagePromptTemplate",
@@ -130,6 +132,13 @@ class SpanPromptTemplate(ChatPromptTemplate, DocumentOptions):
     def extend(self, messages: Sequence[MessageLikeRepresentation]) -> None:
         super().extend(messages)
         self._keep()
+
+    async def ainvoke(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> PromptValue:
+        """As LangChain's; many at once leave the event loop time for others."""
+        await take_turn()
+        return await super().ainvoke(input, config, **kwargs)
 
     def partial(self, **kwargs: Any) -> Self:
         """This prompt with some variables filled in: by values, documents, or functions."""

@@ -1,0 +1,92 @@
+"""Deltas on their way from the engine's thread to an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from minipic_backend import EngineError
+from minipic_backend.driver import Delta, Handle
+
+
+class Driver:
+    """What a handle asks of its driver."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def handle(driver: Driver) -> Handle:
+    return Handle(driver, "r")  # type: ignore[arg-type]
+
+
+def deltas(count: int) -> list[Delta]:
+    return [Delta([index], index == count - 1, None, None, 0.0) for index in range(count)]
+
+
+async def test_all_deltas_wake_the_loop_once(
+    handle: Handle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    wakes: list[Any] = []
+    wake = loop.call_soon_threadsafe
+    monkeypatch.setattr(
+        loop, "call_soon_threadsafe", lambda *args: (wakes.append(args), wake(*args))[1]
+    )
+    reader = asyncio.ensure_future(handle.all_deltas())
+    await asyncio.sleep(0)
+    sent = deltas(50)
+    thread = threading.Thread(target=lambda: [handle.put(delta) for delta in sent])
+    thread.start()
+    assert await reader == sent
+    thread.join()
+    assert len(wakes) == 1
+
+
+async def test_all_deltas_of_a_request_that_is_over(handle: Handle, driver: Driver) -> None:
+    sent = deltas(3)
+    for delta in sent:
+        handle.put(delta)
+    assert await handle.all_deltas() == sent
+    assert driver.aborted == []
+
+
+async def test_an_error_ends_all_deltas(handle: Handle) -> None:
+    reader = asyncio.ensure_future(handle.all_deltas())
+    await asyncio.sleep(0)
+    handle.put(deltas(2)[0])
+    handle.put(EngineError("broken"))
+    with pytest.raises(EngineError, match="broken"):
+        await reader
+
+
+async def test_cancelling_all_deltas_aborts(handle: Handle, driver: Driver) -> None:
+    reader = asyncio.ensure_future(handle.all_deltas())
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert driver.aborted == ["r"]
+
+
+async def test_streams_get_every_delta_as_it_comes(handle: Handle) -> None:
+    sent = deltas(3)
+    got = []
+    handle.put(sent[0])
+    async for delta in handle.adeltas():
+        got.append(delta)
+        if len(got) < 3:
+            handle.put(sent[len(got)])
+    assert got == sent

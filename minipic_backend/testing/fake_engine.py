@@ -67,6 +67,7 @@ class FakeEngine:
         budget: float | None = None,
     ) -> None:
         self._script = Script(answers)
+        self._block_size = block_size
         self._model = model
         self._max_model_len = max_model_len
         self._ttft_s = ttft_s
@@ -91,6 +92,10 @@ class FakeEngine:
     @property
     def max_model_len(self) -> int:
         return self._max_model_len
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
 
     @property
     def calls(self) -> list[FakeCall]:

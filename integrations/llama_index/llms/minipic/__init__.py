@@ -8,6 +8,8 @@ from llama_index.llms.minipic._nodes import node_text
 from llama_index.llms.minipic._records import CallEvent, CallRecord
 from llama_index.llms.minipic.base import MiniPIC
 from llama_index.llms.minipic.prompt_helper import SpanChatPromptHelper, SpanPromptHelper
+from llama_index.llms.minipic.tools import SpanRetrieverTool
+from llama_index.llms.minipic.warming import SpanWarmer
 
 __all__ = [
     "CallEvent",
@@ -16,6 +18,8 @@ __all__ = [
     "SpanChatPromptHelper",
     "SpanPoint",
     "SpanPromptHelper",
+    "SpanRetrieverTool",
+    "SpanWarmer",
     "install",
     "node_text",
     "span_blocks",

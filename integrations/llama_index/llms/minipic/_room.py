@@ -115,10 +115,11 @@ class Room:
         return [node for place, node in enumerate(nodes) if place in kept]
 
     def _cut(self, nodes: Sequence[NodeText], room: int) -> list[NodeText]:
-        """Nodes that fit, each; the pieces of one that does not are the same in most prompts."""
+        """Nodes that fit, each. The pieces of one that does not are an eighth of the context, so
+        that they do not depend on the prompt; less only where there is no room for that."""
         if all(self._cost(node.text) <= room for node in nodes):
             return list(nodes)
-        size = self._llm.metadata.context_window
+        size = max(self._llm.metadata.context_window // 8, 1)
         while self._rounded(size + 1) > room and size > 1:
             size //= 2
         splitter = TokenTextSplitter(

@@ -7,6 +7,10 @@ from llama_index.llms.minipic._messages import SpanPoint, span_blocks
 from llama_index.llms.minipic._nodes import node_text
 from llama_index.llms.minipic._records import CallEvent, CallRecord
 from llama_index.llms.minipic.base import MiniPIC
+from llama_index.llms.minipic.chat_engines import (
+    SpanCondensePlusContextChatEngine,
+    SpanContextChatEngine,
+)
 from llama_index.llms.minipic.prompt_helper import SpanChatPromptHelper, SpanPromptHelper
 from llama_index.llms.minipic.tools import SpanRetrieverTool
 from llama_index.llms.minipic.warming import SpanWarmer
@@ -16,6 +20,8 @@ __all__ = [
     "CallRecord",
     "MiniPIC",
     "SpanChatPromptHelper",
+    "SpanCondensePlusContextChatEngine",
+    "SpanContextChatEngine",
     "SpanPoint",
     "SpanPromptHelper",
     "SpanRetrieverTool",

@@ -97,11 +97,19 @@ class Assembly:
     def _close(self, delta: Delta) -> None:
         assert self._first_at is not None
         created = delta.num_cache_creation_tokens
+        spans = delta.spans
         self._usage = Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=sum(len(answer.token_ids) for answer in self._answers.values()),
             cached_tokens=delta.num_cached_tokens,
             cache_creation_tokens=created,
             pad_tokens=self._num_pads,
+            span_tokens_hit=spans.hit_tokens if spans else None,
+            span_tokens_waited=spans.waited_tokens if spans else None,
+            span_tokens_computed=spans.computed_tokens if spans else None,
         )
-        self._timing = Timing(self._first_at - self._started_at, delta.at - self._started_at)
+        self._timing = Timing(
+            self._first_at - self._started_at,
+            delta.at - self._started_at,
+            spans.wait_s if spans else None,
+        )

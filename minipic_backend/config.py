@@ -20,6 +20,7 @@ __all__ = [
     "Frame",
     "KeyEncoding",
     "Offsets",
+    "Policy",
     "SpanConfig",
     "SpanOptions",
     "Technique",
@@ -33,6 +34,7 @@ CONFIG_KEY = "minipic"
 Frame = Literal["none", "prefix"]
 KeyEncoding = Literal["span_local", "unrotated"]
 Offsets = Literal["compact", "padded"]
+Policy = Literal["interleaved", "batched", "in_place"]
 Technique = Literal["primed", "block_attention", "epic", "epic_paper", "selective", "full"]
 
 
@@ -86,6 +88,11 @@ class SpanConfig:
         key_encoding: how keys are cached: rotated by their local position ("span_local") or
             without rotation ("unrotated").
         options: what requests get that choose nothing.
+        policy: who computes spans that are not cached: requests of the scheduler's own, each span
+            once and in front of the first prompt that needs it ("interleaved"), all of those before
+            any prompt ("batched"), or every prompt for itself ("in_place").
+        hold_share: the most of the KV cache, from 0 to 1, that is kept for prompts which wait for
+            their spans. Given back before anybody goes short of memory.
     """
 
     ssep: int
@@ -94,9 +101,14 @@ class SpanConfig:
     block_size: int
     key_encoding: KeyEncoding = "span_local"
     options: SpanOptions = SpanOptions()
+    policy: Policy = "interleaved"
+    hold_share: float = 0.25
 
     def __post_init__(self) -> None:
         _check_choice("key_encoding", self.key_encoding, get_args(KeyEncoding))
+        _check_choice("policy", self.policy, get_args(Policy))
+        if not isinstance(self.hold_share, int | float) or not 0 <= self.hold_share <= 1:
+            raise ConfigurationError(f"hold_share={self.hold_share!r}: a number from 0 to 1")
         ids = (self.ssep, self.pdep, self.pad)
         if len(set(ids)) != 3 or min(ids) < 0:
             raise ConfigurationError(f"ssep, pdep and pad must be three token ids, not {ids}")

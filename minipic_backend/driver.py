@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from minipic_backend.config import CONFIG_KEY
 from minipic_backend.errors import (
     EngineClosedError,
     EngineError,
@@ -27,6 +28,7 @@ from minipic_backend.errors import (
     RequestAbortedError,
 )
 from minipic_backend.plugin import seams
+from minipic_backend.span_figures import SpanFigures
 
 __all__ = ["Delta", "EngineDriver", "Handle"]
 
@@ -45,6 +47,7 @@ class Delta:
     num_cached_tokens: int | None
     num_cache_creation_tokens: int | None
     at: float
+    spans: SpanFigures | None = None
 
 
 class Handle:
@@ -339,6 +342,7 @@ class EngineDriver:
                     output.num_cached_tokens,
                     getattr(output, "num_cache_creation_tokens", None),
                     time.perf_counter(),
+                    _span_figures(output),
                 )
             )
 
@@ -380,6 +384,12 @@ class EngineDriver:
         _tear_down_groups()
         del llm, client, core
         gc.collect()
+
+
+def _span_figures(output: Any) -> SpanFigures | None:
+    """What our scheduler tells of a finished request, where it is ours."""
+    values = (getattr(output, "kv_transfer_params", None) or {}).get(CONFIG_KEY)
+    return SpanFigures.from_dict(values) if values else None
 
 
 def _tear_down_groups() -> None:

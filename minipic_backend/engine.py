@@ -11,6 +11,7 @@ from minipic_backend.config import (
     CONFIG_KEY,
     KeyEncoding,
     Offsets,
+    Policy,
     SpanConfig,
     SpanOptions,
     Technique,
@@ -40,6 +41,8 @@ class Engine(BaseEngine):
             that is computed anew.
         key_encoding: "span_local" or "unrotated"; how keys are cached.
         offsets: "compact" or "padded"; where documents stand logically.
+        policy: how missing documents are computed (docs/scheduling.md): "interleaved", "batched"
+            or "in_place".
         see_markers: whether later tokens see the token in front of each span.
         markers: three token strings or ids (SSep, PDep, pad) instead of those chosen by rule.
         process: "inline" runs vLLM in this process: a plain script works as it is. "separate"
@@ -67,6 +70,7 @@ class Engine(BaseEngine):
         budget: float | None = None,
         key_encoding: KeyEncoding = "span_local",
         offsets: Offsets = "compact",
+        policy: Policy = "interleaved",
         see_markers: bool = True,
         markers: Sequence[str | int] | None = None,
         process: Literal["inline", "separate"] = "inline",
@@ -89,7 +93,7 @@ class Engine(BaseEngine):
                 "see_markers": see_markers,
             }
         )
-        spans: dict[str, Any] = {"key_encoding": key_encoding}
+        spans: dict[str, Any] = {"key_encoding": key_encoding, "policy": policy}
         if markers is not None:
             spans["markers"] = list(markers)
         arguments = engine_arguments(model, spans, kv_cache_gib, engine_args, verbose=verbose)

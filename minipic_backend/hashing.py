@@ -71,6 +71,11 @@ class SpanHashChain:
         self._frame_hash = none_hash  # h of the prefix's last block
         self._parent = none_hash  # h of the block before, inside the current segment
 
+    @property
+    def table(self) -> SegmentTable:
+        """The prompt's segments."""
+        return self._table
+
     def extend(
         self,
         hashes: Sequence[bytes],

@@ -29,6 +29,10 @@ class Usage:
         cached_tokens: prompt tokens read from the cache; None where the engine does not say.
         cache_creation_tokens: prompt tokens computed and left in the cache (whole blocks).
         pad_tokens: pads among the prompt tokens.
+        span_tokens_hit: tokens of spans that were in the cache when the request's turn came; this
+            and the next two are None where the engine does not say.
+        span_tokens_waited: tokens of spans that were just being computed for another request.
+        span_tokens_computed: tokens of spans that were computed for this request.
     """
 
     prompt_tokens: int
@@ -36,6 +40,9 @@ class Usage:
     cached_tokens: int | None = None
     cache_creation_tokens: int | None = None
     pad_tokens: int = 0
+    span_tokens_hit: int | None = None
+    span_tokens_waited: int | None = None
+    span_tokens_computed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +52,13 @@ class Timing:
     Args:
         ttft_s: from submission to the first token.
         total_s: from submission to the last token.
+        span_wait_s: of these, waiting for missing spans to be computed; None where the engine does
+            not say.
     """
 
     ttft_s: float
     total_s: float
+    span_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

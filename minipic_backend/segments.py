@@ -22,7 +22,7 @@ from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.errors import MalformedSpansError
 from minipic_backend.patches import Patch
 
-__all__ = ["Segment", "SegmentKind", "SegmentTable", "parse_segments"]
+__all__ = ["Segment", "SegmentKind", "SegmentTable", "is_framed_span", "parse_segments"]
 
 
 class SegmentKind(Enum):
@@ -285,6 +285,17 @@ def _check_patch(patch: Patch, segments: Sequence[Segment], end: int, block_size
             raise MalformedSpansError(
                 f"The patch of tokens {patch.start} to {patch.end} {what}", patch.at
             )
+
+
+def is_framed_span(token_ids: Sequence[int] | NDArray[np.integer], config: SpanConfig) -> bool:
+    """Whether a prompt is one span behind a prefix, with nothing behind it.
+
+    Refused of users (`parse_segments`), so that it can only be what the scheduler computes ahead:
+    by the definition of a frame an ordinary sequence, whose positions simply run on.
+    """
+    tokens = np.asarray(token_ids, dtype=np.int64)
+    (markers,) = np.nonzero((tokens == config.ssep) | (tokens == config.pdep))
+    return bool(markers.size == 1 and markers[0] > 0 and tokens[markers[0]] == config.ssep)
 
 
 def _kind(first_token: int, config: SpanConfig) -> SegmentKind:

@@ -17,7 +17,7 @@ from minipic_backend.plugin.cpu_attention import (
     SpanCPUMetadataBuilder,
 )
 from minipic_backend.plugin.enable import check_config
-from minipic_backend.plugin.hasher import request_segments
+from minipic_backend.plugin.hasher import worker_segments
 from minipic_backend.plugin.rotary import find_rotary, skip_rotation
 from minipic_backend.segments import SegmentTable
 
@@ -96,7 +96,7 @@ class SpanCPUModelRunner(CPUModelRunner):
 
     def _segments(self, req_id: str) -> SegmentTable | None:
         if req_id not in self.span_tables:
-            self.span_tables[req_id] = request_segments(self.requests[req_id], self.span_config)
+            self.span_tables[req_id] = worker_segments(self.requests[req_id], self.span_config)
         return self.span_tables[req_id]
 
     def _set_positions(self, batch: BatchSegments) -> None:

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelSpecificAttnMetadata
 from minipic_backend.attention.rows import Run, split_runs
 from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError
-from minipic_backend.plugin.hasher import request_segments
+from minipic_backend.plugin.hasher import worker_segments
 from minipic_backend.segments import SegmentTable
 
 __all__ = ["SpanBatch", "SpanModelState"]
@@ -70,7 +70,7 @@ class SpanModelState(DefaultModelState):
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         super().add_request(req_index, new_req_data)
-        table = request_segments(new_req_data, self.span_config)
+        table = worker_segments(new_req_data, self.span_config)
         if table is not None:
             self.span_tables[new_req_data.req_id] = table
 

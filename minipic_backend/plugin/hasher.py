@@ -12,10 +12,10 @@ from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
 from minipic_backend.errors import ConfigurationError, PromptError
 from minipic_backend.hashing import SpanHashChain
 from minipic_backend.plugin import seams
-from minipic_backend.segments import SegmentTable, parse_segments
+from minipic_backend.segments import SegmentTable, is_framed_span, parse_segments
 from minipic_backend.span_hashes import SpanHashes
 
-__all__ = ["SpanBlockHasher", "request_options", "request_segments"]
+__all__ = ["SpanBlockHasher", "request_options", "request_segments", "worker_segments"]
 
 
 class SpanBlockHasher:
@@ -97,3 +97,11 @@ def request_segments(request: Any, config: SpanConfig) -> SegmentTable | None:
     if table is not None and (request.mm_features or request.prompt_embeds is not None):
         raise PromptError("Spans do not go together with images or prompt embeddings")
     return table
+
+
+def worker_segments(request: Any, config: SpanConfig) -> SegmentTable | None:
+    """Segments as a worker needs them: None too for `frame + span`, a job of the scheduler's."""
+    token_ids = request.prompt_token_ids
+    if token_ids is not None and is_framed_span(token_ids, config):
+        return None
+    return request_segments(request, config)

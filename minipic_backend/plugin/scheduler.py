@@ -1,38 +1,220 @@
-"""The scheduler: puts the block hasher in place, checks the other parts, and answers `probe`."""
+"""The scheduler: puts the block hasher in place, and computes missing spans ahead of prompts.
+
+vLLM publishes a request's blocks when it schedules their computation, so that a request behind it
+in the queue reads them in the very same step. All there is to do is therefore to put a request's
+jobs right in front of it, when its turn comes, and to keep it back while they are unfinished.
+`planner.py` decides, this file carries it out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
+from minipic_backend.config import CONFIG_KEY
 from minipic_backend.errors import ConfigurationError
+from minipic_backend.hashing import SpanHashChain
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.hasher import SpanBlockHasher
+from minipic_backend.plugin.holds import Holds
+from minipic_backend.plugin.planner import SpanPlanner
+from minipic_backend.plugin.queues import span_queue
+from minipic_backend.plugin.span_jobs import JOB_PREFIX, SpanJob
+from minipic_backend.segments import SegmentTable
+from minipic_backend.span_figures import SpanFigures
 
 __all__ = ["AsyncSpanScheduler", "SpanScheduler"]
 
 
 class _SpanScheduling(Scheduler):
-    """Span-aware hashes for a scheduler's requests."""
+    """Span-aware hashes for a scheduler's requests, and jobs for their missing spans."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.span_config = check_config(self.vllm_config, self.kv_cache_config)
         self.span_hasher: SpanBlockHasher | None = None
         seams.replace_next_block_hasher(self._make_hasher)
+        pool = self.kv_cache_manager.block_pool
+        self.holds = Holds(pool, int(self.span_config.hold_share * pool.num_gpu_blocks))
+        self.planner = SpanPlanner(
+            self.span_config.policy,
+            seams.BlockCache(self.kv_cache_manager),
+            self.holds,
+            self.span_config.block_size,
+            all_parts=self.connector is not None,
+        )
+        self.span_figures: dict[str, SpanFigures] = {}
+        stock_queue: Any = self.waiting
+        self.waiting: Any = span_queue(stock_queue, self._before)
+        seams.make_room_before_failing(self.kv_cache_manager, self.holds.release_all)
+        seams.leave_out_of_cache_stats(self.kv_cache_manager, _is_internal)
+
+    # ---- requests ---------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         if self.span_hasher is None or request._block_hasher is not self.span_hasher:
             raise ConfigurationError("The span block hasher is not in place")
+        if request.request_id.startswith(JOB_PREFIX):
+            # Its ids are not for others. Never scheduled.
+            request.abort_immediately = True
         if request.resumable and request.minipic_chain:
             # Its prompt would grow behind the segments that were read. Never scheduled.
             request.abort_immediately = True
         super().add_request(request)
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)
+        orphans: dict[str, SpanJob] = {}
+        for request in finished:
+            self.span_figures.pop(request.request_id, None)
+            for job in self.planner.left(request.request_id):
+                orphans[job.request.request_id] = job
+        self._end_jobs(orphans.values())
+        return [request for request in finished if not self._ended(request)]
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        self.holds.release_all()
+        return bool(super().reset_prefix_cache(*args, **kwargs))
+
+    # ---- a step -----------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        jobs: list[SpanJob] = []
+        for request_id in output.num_scheduled_tokens:
+            plan = self.planner.plan_of(request_id)
+            if plan is not None:
+                if not plan.admitted:
+                    self._admitted(plan)
+                if not plan.request.is_prefill_chunk:
+                    self.planner.prefilled(plan)
+            elif self.planner.num_jobs:
+                job = self.planner.job(request_id)
+                if job is not None and job.is_computed:
+                    jobs.append(job)
+        for job in jobs:
+            self.planner.computed(job)
+        if self.connector is None:
+            # Nobody needs their sampled token: their rows are free for the next step. A connector
+            # is still to store what they compute, and lets them end by themselves.
+            self._end(jobs)
+        return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)
+        for of_client in outputs.values():
+            if of_client.finished_requests:
+                of_client.finished_requests = {
+                    i for i in of_client.finished_requests if not i.startswith(JOB_PREFIX)
+                }
+            if self.connector is not None:
+                of_client.outputs = [
+                    one for one in of_client.outputs if not one.request_id.startswith(JOB_PREFIX)
+                ]
+            for one in of_client.outputs:
+                if one.finish_reason is not None:
+                    figures = self.span_figures.pop(one.request_id, None)
+                    if figures is not None and one.kv_transfer_params is None:
+                        # vLLM's only way for a dict from the scheduler to whoever asked.
+                        one.kv_transfer_params = {CONFIG_KEY: figures.to_dict()}
+        return outputs
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None and self.planner.num_jobs:
+            running = sum(map(_is_internal, self.running))
+            waiting = self.planner.num_jobs - running
+            stats.num_running_reqs -= running
+            stats.num_waiting_reqs = max(stats.num_waiting_reqs - waiting, 0)
+        return stats
+
+    def _before(self, request: Request) -> list[Request]:
+        """What has to go before the request whose turn it is."""
+        table = self._plannable(request)
+        if table is None:
+            return []
+        if self.span_config.policy == "batched":
+            if self.planner.num_jobs or self.planner.plan_of(request.request_id) is not None:
+                return []
+            jobs = self.planner.plan_round(
+                (
+                    (one, found)
+                    for one in self.waiting
+                    if self.planner.plan_of(one.request_id) is None
+                    and (found := self._plannable(one)) is not None
+                ),
+                self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            )
+        else:
+            jobs = self.planner.plan(request, table)
+        for job in jobs:
+            self.requests[job.request.request_id] = job.request
+            if self.connector is not None:
+                self.connector.on_new_request(job.request)
+        return [job.request for job in jobs]
+
+    def _plannable(self, request: Request) -> SegmentTable | None:
+        """The segments of a request that may wait for spans; None for any other."""
+        chain = getattr(request, "minipic_chain", None)
+        if (
+            not isinstance(chain, SpanHashChain)
+            or request.num_computed_tokens
+            or request.skip_reading_prefix_cache
+            or request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        ):
+            return None
+        return chain.table
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        return bool(
+            super()._handle_blocked_waiting_request(request) and self.planner.may_go(request)
+        )
+
+    def _admitted(self, plan: Any) -> None:
+        request = plan.request
+        stats = request.prefill_stats
+        first = stats is not None and request.num_preemptions == 0
+        figures = self.planner.admitted(plan, stats.num_cached_tokens if first else 0)
+        if first:
+            self.span_figures[request.request_id] = figures
+            # What its own jobs computed was computed for this request, not found.
+            own = min(sum(plan.own.values()) * self.block_size, stats.num_local_cached_tokens)
+            stats.set(
+                num_prompt_tokens=stats.num_prompt_tokens,
+                num_local_cached_tokens=stats.num_local_cached_tokens - own,
+                num_external_cached_tokens=stats.num_external_cached_tokens,
+            )
+
+    # ---- jobs -------------------------------------------------------------------------------
+
+    def _end_jobs(self, jobs: Iterable[SpanJob]) -> None:
+        """Cancels jobs that nobody waits for."""
+        jobs = list(jobs)
+        for job in jobs:
+            self.planner.forget_job(job)
+        self._end(jobs)
+
+    def _end(self, jobs: list[SpanJob]) -> None:
+        if jobs:
+            ids = [job.request.request_id for job in jobs]
+            super().finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+
+    def _ended(self, request: Request) -> bool:
+        """Takes an internal request that vLLM ended off the books; False for any other."""
+        job = self.planner.job(request.request_id)
+        if job is not None:
+            self.planner.forget_job(job)
+        return _is_internal(request)
+
+    # ---- looking ----------------------------------------------------------------------------
 
     def probe_cached_blocks(
         self, token_ids: list[int], sampling_params: Any, cache_salt: str | None
@@ -64,3 +246,7 @@ class SpanScheduler(_SpanScheduling):
 
 class AsyncSpanScheduler(_SpanScheduling, AsyncScheduler):
     """For platforms that schedule ahead (CUDA): vLLM requires a subclass of its own class."""
+
+
+def _is_internal(request: Any) -> bool:
+    return bool(request.request_id.startswith(JOB_PREFIX))

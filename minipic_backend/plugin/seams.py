@@ -8,7 +8,7 @@ both against the installed vLLM.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -143,3 +143,69 @@ def cached_blocks(scheduler: Any, block_hashes: list[bytes]) -> list[bool]:
     """
     pool = scheduler.kv_cache_manager.block_pool
     return [pool.get_cached_block(block_hash, [0]) is not None for block_hash in block_hashes]
+
+
+class BlockCache:
+    """What the planner of spans asks vLLM's block cache. Reads only.
+
+    Args:
+        kv_cache_manager: vLLM's, with one group of full attention layers.
+    """
+
+    def __init__(self, kv_cache_manager: Any) -> None:
+        from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+        from vllm.v1.request import RequestStatus
+
+        self._pool = kv_cache_manager.block_pool
+        (self._manager,) = kv_cache_manager.coordinator.single_type_managers
+        self._with_group = make_block_hash_with_group_id
+        self._running = RequestStatus.RUNNING
+
+    def leading(self, block_hashes: Sequence[bytes]) -> list[Any]:
+        """The cached blocks of a part, up to its first miss."""
+        find = self._pool.cached_block_hash_to_block.get_one_block
+        found = []
+        for block_hash in block_hashes:
+            block = find(self._with_group(block_hash, 0))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_published(self, request: Any) -> int:
+        """Blocks of a request that others can read: computed, or in the step being scheduled."""
+        return int(self._manager.num_cached_block.get(request.request_id, 0))
+
+    def blocks_of(self, request: Any) -> list[Any]:
+        """The blocks that a request has."""
+        return list(self._manager.req_to_blocks.get(request.request_id, ()))
+
+    def is_running(self, request: Any) -> bool:
+        return bool(request.status == self._running)
+
+
+def make_room_before_failing(kv_cache_manager: Any, make_room: Callable[[], bool]) -> None:
+    """`allocate_slots` of this manager asks `make_room()` before it gives up, and tries again.
+
+    On the instance: vLLM builds the manager inside of its scheduler, and names the class there.
+    """
+    stock = kv_cache_manager.allocate_slots
+
+    def allocate_slots(*args: Any, **kwargs: Any) -> Any:
+        blocks = stock(*args, **kwargs)
+        if blocks is None and make_room():
+            blocks = stock(*args, **kwargs)
+        return blocks
+
+    kv_cache_manager.allocate_slots = allocate_slots
+
+
+def leave_out_of_cache_stats(kv_cache_manager: Any, is_internal: Callable[[Any], bool]) -> None:
+    """vLLM's prefix cache statistics count no request that `is_internal`; on the instance."""
+    stock = kv_cache_manager.record_prefix_cache_stats
+
+    def record_prefix_cache_stats(request: Any, num_hits: int) -> None:
+        if not is_internal(request):
+            stock(request, num_hits)
+
+    kv_cache_manager.record_prefix_cache_stats = record_prefix_cache_stats

@@ -53,6 +53,8 @@ class Steps:
     """What the scheduler did, step by step: request id → its share."""
 
     steps: list[dict[str, Scheduled]] = field(default_factory=list)
+    jobs: list[dict[str, int]] = field(default_factory=list)
+    """Internal requests of each step, whether or not others were in it: id → tokens."""
 
     def of(self, request_id: str) -> list[Scheduled]:
         return [step[request_id] for step in self.steps if request_id in step]
@@ -330,7 +332,11 @@ class Rig:
             output = type(scheduler).schedule(scheduler, *args, **kwargs)
             names = {engine: ours for ours, engine in self.driver._engine_ids.items()}
             step = {}
+            jobs = {}
             for name, count in output.num_scheduled_tokens.items():
+                if name not in names:
+                    jobs[name] = count
+                    continue
                 request = scheduler.requests[name]
                 (block_ids,) = scheduler.kv_cache_manager.get_block_ids(name)
                 step[names[name]] = Scheduled(
@@ -341,6 +347,8 @@ class Rig:
                 )
             if step:
                 seen.steps.append(step)
+            if jobs or step:
+                seen.jobs.append(jobs)
             return output
 
         with ExitStack() as stack:

@@ -1,0 +1,112 @@
+"""Internal requests: one missing part of a prompt, computed once for all who wait for it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.v1.request import Request
+
+from minipic_backend.config import CONFIG_KEY
+from minipic_backend.plugin.parts import Part
+from minipic_backend.segments import SegmentTable
+
+__all__ = ["JOB_PREFIX", "JobMaker", "Promise", "SpanJob"]
+
+JOB_PREFIX = "minipic-span-"
+"""Of the ids of internal requests; vLLM gives every other request's id a random end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A request under way that will have published its first `num_blocks` blocks."""
+
+    request: Any
+    num_blocks: int
+
+
+@dataclass(slots=True, eq=False)
+class SpanJob:
+    """One part being computed by an internal request.
+
+    Args:
+        key: hash of the part's last block, which fixes the part and its frame.
+        request: vLLM's request: the ordinary prompt `frame + span`, or a prefix.
+        num_frame_blocks: blocks in front of the part.
+        num_missing: blocks of the part that were not cached when the job was made.
+        frame: who computes the frame, where it is not cached; to go first.
+        waiters: ids of the requests that wait for it.
+    """
+
+    key: bytes
+    request: Any
+    num_frame_blocks: int
+    num_missing: int
+    frame: Promise | None = None
+    waiters: set[str] = field(default_factory=set)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise(self.request, len(self.request.block_hashes))
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether a step has been scheduled that computes its last token."""
+        request = self.request
+        return bool(request.num_computed_tokens >= request.num_prompt_tokens)
+
+
+class JobMaker:
+    """Makes internal requests out of the prompts that need them.
+
+    Args:
+        block_size: tokens in a block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._numbers = itertools.count()
+
+    def make(
+        self,
+        waiter: Any,
+        table: SegmentTable,
+        part: Part,
+        num_missing: int,
+        frame: Promise | None,
+    ) -> SpanJob:
+        """A job for one part of a request's prompt, with the request's tenant and adapter.
+
+        It takes the request's own block hashes: what it publishes is what the request looks up.
+        """
+        size = self._block_size
+        num_frame_blocks = table.num_frame_tokens // size if part.is_span else 0
+        pieces = [(0, num_frame_blocks), (part.first_block, part.end_block)]
+        tokens: list[int] = []
+        hashes: list[bytes] = []
+        for first, end in pieces:
+            tokens += waiter.prompt_token_ids[first * size : end * size]
+            hashes += waiter.block_hashes[first:end]
+        chosen = (waiter.sampling_params.extra_args or {}).get(CONFIG_KEY)
+        request = Request(
+            request_id=f"{JOB_PREFIX}{next(self._numbers)}",
+            prompt_token_ids=tokens,
+            sampling_params=SamplingParams(
+                temperature=0.0,
+                max_tokens=1,
+                ignore_eos=True,
+                detokenize=False,
+                extra_args={CONFIG_KEY: chosen} if chosen else None,
+            ),
+            pooling_params=None,
+            client_index=waiter.client_index,
+            arrival_time=waiter.arrival_time,
+            lora_request=waiter.lora_request,
+            cache_salt=waiter.cache_salt,
+            priority=waiter.priority,
+        )
+        request.block_hashes = hashes
+        request.prefill_stats = None
+        return SpanJob(hashes[-1], request, num_frame_blocks, num_missing, frame)

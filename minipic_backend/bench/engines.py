@@ -62,8 +62,17 @@ class Session:
         *,
         max_tokens: int = 1,
         options: Mapping[str, Any] | None = None,
+        progress: str | None = None,
     ) -> list[Served]:
-        """Runs prompts together, greedily, to exactly `max_tokens` tokens each."""
+        """Runs prompts together, greedily, to exactly `max_tokens` tokens each.
+
+        Args:
+            prompts: token ids.
+            max_tokens: of each answer.
+            options: of the spans.
+            progress: the name of a progress bar; None for none.
+        """
+        from tqdm.auto import tqdm
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -77,7 +86,8 @@ class Session:
         )
         handles = [self.driver.submit(prompt, params) for prompt in prompts]
         results = []
-        for handle in handles:
+        shown = tqdm(handles, desc=progress, unit="prompt", mininterval=5, disable=progress is None)
+        for handle in shown:
             served = Served(handle.submitted_at)
             for delta in handle.deltas():
                 for output in delta.outputs:
@@ -86,6 +96,18 @@ class Session:
                 served.num_cached_tokens = delta.num_cached_tokens or 0
             results.append(served)
         return results
+
+    def retune(self, settings: Mapping[str, Any]) -> int:
+        """Changes the idle engine, with an empty cache; see `retune.retune`.
+
+        Returns:
+            Tokens that the cache holds.
+        """
+        from minipic_backend.bench.retune import retune
+
+        args = (dict(settings),)
+        (tokens,) = self.driver.call(lambda llm: llm.collective_rpc(retune, args=args))
+        return int(tokens)
 
     def reset_cache(self) -> None:
         """Forgets every cached block."""

@@ -18,8 +18,18 @@ from minipic_backend.bench.measure import (
     measure_ttft,
 )
 from minipic_backend.bench.report import environment, format_table, write_json
+from minipic_backend.bench.retune import ALLOW
+from minipic_backend.bench.throughput import (
+    TraceCase,
+    format_trace_table,
+    measure_trace,
+    with_ideal,
+)
+from minipic_backend.bench.trace import draw_workload, random_trace, read_trace
 
 __all__ = ["add_arguments", "run"]
+
+_STOCK_SAMPLES = 1000
 
 BENCHES = ("throughput", "ttft", "decode")
 
@@ -32,6 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", default=None, help="engines to compare with, e.g. stock")
     parser.add_argument("--runs", type=int, default=3, help="runs of each figure")
     parser.add_argument("--samples", type=int, default=None, help="prompts of `throughput`")
+    parser.add_argument(
+        "--trace",
+        default=None,
+        help="`throughput` on samples of ten passages each: a JSONL file of passages "
+        '{"title", "text"}, or `random` for 6,119 of random tokens',
+    )
+    parser.add_argument("--reuse", type=float, default=None, help="uses of a passage, on average")
+    parser.add_argument("--policy", default="interleaved", help="with --trace, or several: a,b")
+    parser.add_argument("--max-num-seqs", default=None, help="with --trace, e.g. 64,1024,2048")
+    parser.add_argument(
+        "--cache-share",
+        default="all",
+        help="with --trace: what the cache holds of all passages, e.g. all,0.1",
+    )
     parser.add_argument("--documents", default=None, help="documents of `ttft`, e.g. 10,30,100")
     parser.add_argument("--document-tokens", type=int, default=None)
     parser.add_argument(
@@ -48,12 +72,15 @@ def run(options: argparse.Namespace) -> int:
     """Measures, prints a table, and writes JSON if asked."""
     # A forked engine could not use CUDA once this process has asked for the device.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    if options.trace:
+        os.environ |= ALLOW
     import torch
 
     on_gpu = torch.cuda.is_available()
     model = options.model or ("shape:llama-3-8b" if on_gpu else _demo_model())
     engine_args = _engine_args(options, on_gpu=on_gpu)
     compare = options.compare.split(",") if options.compare else []
+    baseline = compare[0] if compare else None
     rows: list[Row] = []
     for variant in [*compare, *options.engine.split(",")]:
         if variant not in VARIANTS:
@@ -63,11 +90,14 @@ def run(options: argparse.Namespace) -> int:
             for row in _figures(session, options, on_gpu=on_gpu):
                 rows.append(row)
                 _say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
+            rows = with_ideal(rows, baseline)
             about = environment(model, engine_args)
             if options.json:  # after each engine: a run that is cut short leaves what it has
                 write_json(options.json, rows, about)
     print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
-    print(format_table(rows, compare[0] if compare else None))
+    print(format_table(rows, baseline))
+    if options.trace:
+        print(format_trace_table(rows))
     return 0
 
 
@@ -78,7 +108,10 @@ def _figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> 
     yield measure_capacity(session)
     if "throughput" in options.bench:
         samples = options.samples or (1000 if on_gpu else 10)
-        yield from measure_throughput(session, samples=samples, runs=options.runs)
+        if options.trace:
+            yield from _trace_figures(session, options, samples)
+        else:
+            yield from measure_throughput(session, samples=samples, runs=options.runs)
     if "ttft" in options.bench:
         for count in documents.split(","):
             yield from measure_ttft(
@@ -98,9 +131,29 @@ def _figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> 
             )
 
 
+def _trace_figures(session: Session, options: argparse.Namespace, samples: int) -> Iterator[Row]:
+    trace = random_trace(6119) if options.trace == "random" else read_trace(Path(options.trace))
+    if not session.has_spans:
+        samples = min(samples, _STOCK_SAMPLES)  # its tokens per second are what counts
+    cases = [
+        TraceCase(policy, seqs, None if share == "all" else float(share))
+        for share in options.cache_share.split(",")
+        for policy in options.policy.split(",")
+        for seqs in _max_num_seqs(options)
+    ]
+    workload = draw_workload(trace, samples, options.reuse if session.has_spans else None)
+    yield from measure_trace(session, workload, cases, runs=options.runs)
+
+
+def _max_num_seqs(options: argparse.Namespace) -> list[int]:
+    return [int(count) for count in (options.max_num_seqs or "256").split(",")]
+
+
 def _engine_args(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:
     names = ("max_model_len", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.max_num_seqs:
+        given["max_num_seqs"] = max(_max_num_seqs(options))
     if not on_gpu:
         # A stock engine takes blocks of 128 tokens on a CPU: the same size for both.
         given = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 2**30, **given}

@@ -62,7 +62,7 @@ class SpanPlanner:
     """Plans jobs for requests, and keeps what they need in the cache until they have it.
 
     Args:
-        policy: see `SpanConfig`.
+        policy: see `SpanConfig`; may be changed between steps.
         cache: vLLM's block cache.
         holds: blocks kept for requests that wait.
         block_size: tokens in a block.
@@ -79,11 +79,11 @@ class SpanPlanner:
         *,
         all_parts: bool = False,
     ) -> None:
-        self._policy = policy
+        self.policy = policy
         self._cache = cache
         self.holds = holds
         self._block_size = block_size
-        self._all_parts = all_parts or policy == "batched"
+        self._all_parts = all_parts
         self._maker = JobMaker(block_size)
         self._plans: dict[str, Plan] = {}
         self._jobs: dict[bytes, SpanJob] = {}
@@ -107,7 +107,7 @@ class SpanPlanner:
             self._plans[request.request_id] = plan
         elif plan.waits_for and (not self._settled(plan) or self._all_kept(plan)):
             return []
-        if self._policy == "in_place" or plan.rounds >= _MAX_ROUNDS:
+        if self.policy == "in_place" or plan.rounds >= _MAX_ROUNDS:
             plan.waits_for.clear()
             return []
         return self._make_jobs(plan)
@@ -127,7 +127,7 @@ class SpanPlanner:
         job = self._by_id.get(request.request_id)
         if job is not None:
             return job.frame is None or self._is_settled(job.frame)
-        if self._policy == "batched" and self._by_id:
+        if self.policy == "batched" and self._by_id:
             return False
         plan = self._plans.get(request.request_id)
         return plan is None or plan.admitted or self._settled(plan)
@@ -192,6 +192,7 @@ class SpanPlanner:
 
     def _last_useful(self, plan: Plan, found: list[list[Any]]) -> int:
         """Index of the last part of which something can be read, not computed."""
+        all_parts = self._all_parts or self.policy == "batched"
         last = -1
         seen: set[bytes] = set()
         for index, blocks in enumerate(found):
@@ -199,7 +200,7 @@ class SpanPlanner:
             key = plan.key(part)
             if blocks or key in seen or self._promise_of(key) is not None:
                 last = index
-            elif self._all_parts and part.is_span:
+            elif all_parts and part.is_span:
                 last = index + 1
             seen.add(key)
         return last

@@ -141,7 +141,7 @@ class _SpanScheduling(Scheduler):
         table = self._plannable(request)
         if table is None:
             return []
-        if self.span_config.policy == "batched":
+        if self.planner.policy == "batched":
             if self.planner.num_jobs or self.planner.plan_of(request.request_id) is not None:
                 return []
             jobs = self.planner.plan_round(

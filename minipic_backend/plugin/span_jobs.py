@@ -68,6 +68,7 @@ class JobMaker:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._numbers = itertools.count()
+        self._params: dict[str, SamplingParams] = {}
 
     def make(
         self,
@@ -89,17 +90,10 @@ class JobMaker:
         for first, end in pieces:
             tokens += waiter.prompt_token_ids[first * size : end * size]
             hashes += waiter.block_hashes[first:end]
-        chosen = (waiter.sampling_params.extra_args or {}).get(CONFIG_KEY)
         request = Request(
             request_id=f"{JOB_PREFIX}{next(self._numbers)}",
             prompt_token_ids=tokens,
-            sampling_params=SamplingParams(
-                temperature=0.0,
-                max_tokens=1,
-                ignore_eos=True,
-                detokenize=False,
-                extra_args={CONFIG_KEY: chosen} if chosen else None,
-            ),
+            sampling_params=self._sampling_params(waiter),
             pooling_params=None,
             client_index=waiter.client_index,
             arrival_time=waiter.arrival_time,
@@ -110,3 +104,17 @@ class JobMaker:
         request.block_hashes = hashes
         request.prefill_stats = None
         return SpanJob(hashes[-1], request, num_frame_blocks, num_missing, frame)
+
+    def _sampling_params(self, waiter: Any) -> SamplingParams:
+        """One token, which nobody reads; the span options are those of the request."""
+        chosen = (waiter.sampling_params.extra_args or {}).get(CONFIG_KEY)
+        key = repr(sorted(chosen.items())) if chosen else ""
+        if key not in self._params:
+            self._params[key] = SamplingParams(
+                temperature=0.0,
+                max_tokens=1,
+                ignore_eos=True,
+                detokenize=False,
+                extra_args={CONFIG_KEY: chosen} if chosen else None,
+            )
+        return self._params[key]

@@ -1,0 +1,153 @@
+"""Prefill throughput on a trace of passages: policies, rows at a time, sizes of the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minipic_backend.bench.engines import Session
+from minipic_backend.bench.measure import Row
+from minipic_backend.bench.prompts import RandomPrompts
+from minipic_backend.bench.trace import Workload, draw_workload, random_trace
+from minipic_backend.config import Policy
+
+__all__ = ["TraceCase", "format_trace_table", "measure_trace", "with_ideal"]
+
+_WARM_UP = 40
+"""Samples that nobody counts: kernels are compiled, and chosen, when they first run."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCase:
+    """One setting.
+
+    Args:
+        policy: of an engine with spans.
+        max_num_seqs: rows of a batch.
+        cache_share: of the working set (every passage once), that the cache holds; None: all
+            memory that there is.
+    """
+
+    policy: Policy
+    max_num_seqs: int
+    cache_share: float | None
+
+
+def measure_trace(
+    session: Session, workload: Workload, cases: Sequence[TraceCase], *, runs: int
+) -> Iterator[Row]:
+    """Samples per second, one token generated for each, all submitted at once.
+
+    An engine without spans gets ordinary prompts, once: it has no policies.
+    """
+    source = RandomPrompts(0, session.block_size)
+    _warm_up(session, source)
+    if not session.has_spans:
+        cases = [replace(cases[0], max_num_seqs=max(c.max_num_seqs for c in cases))]
+        cases = [replace(case, cache_share=None) for case in cases]
+    prompts = list(workload.with_spans(source) if session.has_spans else workload.plain())
+    blocks = -(-sum(len(source.as_span(p)) for p in workload.trace.passages) // session.block_size)
+    blocks = round(blocks * workload.num_distinct / len(workload.trace.passages))
+    for case in cases:
+        values, cached = [], 0
+        settings: dict[str, Any] = {
+            "max_num_seqs": case.max_num_seqs,
+            "cache_blocks": case.cache_share and round(case.cache_share * blocks),
+        }
+        if session.has_spans:
+            settings["policy"] = case.policy
+        for _ in range(runs):
+            cache_tokens = session.retune(settings)
+            started = time.perf_counter()
+            served = session.serve(prompts, progress=_name(case, session))
+            values.append(len(prompts) / (time.perf_counter() - started))
+            cached = sum(one.num_cached_tokens for one in served)
+        yield Row(
+            "throughput",
+            f"{len(prompts)} samples, reuse {workload.reuse:.2f}: {_name(case, session)}",
+            session.variant,
+            "samples/s",
+            tuple(values),
+            {
+                "samples": len(prompts),
+                "trace": workload.trace.name,
+                "passages": workload.num_distinct,
+                "policy": case.policy if session.has_spans else "",
+                "max_num_seqs": case.max_num_seqs,
+                "cache_share": case.cache_share,
+                "cache_tokens": cache_tokens,
+                "prompt_tokens": sum(map(len, prompts)),
+                "plain_tokens": workload.num_tokens,
+                "needed_tokens": workload.num_needed_tokens,
+                "cached_tokens": cached,
+            },
+        )
+
+
+def with_ideal(rows: Iterable[Row], baseline: str | None) -> list[Row]:
+    """Trace rows with what a cache without limit could do at the baseline's speed:
+    its tokens per second ÷ the tokens that such a cache must still compute."""
+    rows = list(rows)
+    speed = next(
+        (
+            row.median * row.details["plain_tokens"] / row.details["samples"]
+            for row in rows
+            if row.variant == baseline and "needed_tokens" in row.details
+        ),
+        None,
+    )
+    if speed is None:
+        return rows
+    result = []
+    for row in rows:
+        if "needed_tokens" in row.details:
+            samples = row.details["samples"]
+            stock = speed * samples / row.details["plain_tokens"]
+            ideal = speed * samples / row.details["needed_tokens"]
+            details = {"of_stock": row.median / stock, "of_ideal": row.median / ideal}
+            row = replace(row, details={**row.details, "ideal": ideal, **details})
+        result.append(row)
+    return result
+
+
+def format_trace_table(rows: Iterable[Row]) -> str:
+    """A line for each trace row, beside stock vLLM and the ideal."""
+    head = ("engine", "policy", "max_num_seqs", "cache", "samples/s", "/ stock", "/ ideal")
+    lines = [head]
+    for row in rows:
+        details = row.details
+        if "needed_tokens" in details:
+            share = details["cache_share"]
+            lines.append(
+                (
+                    row.variant,
+                    details["policy"] or "-",
+                    str(details["max_num_seqs"]),
+                    "all" if share is None else f"{share:g}",
+                    f"{row.median:.4g}",
+                    f"{details['of_stock']:.3f}" if "of_stock" in details else "",
+                    f"{details['of_ideal']:.3f}" if "of_ideal" in details else "",
+                )
+            )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _name(case: TraceCase, session: Session) -> str:
+    if not session.has_spans:
+        return "stock"
+    share = "all memory" if case.cache_share is None else f"cache {case.cache_share:g}"
+    return f"{case.policy}, {case.max_num_seqs} seqs, {share}"
+
+
+def _warm_up(session: Session, source: RandomPrompts) -> None:
+    other = draw_workload(random_trace(10 * _WARM_UP, seed=99), _WARM_UP, None, seed=99)
+    prompts = list(other.with_spans(source) if session.has_spans else other.plain())
+    for count in (1, _WARM_UP):
+        session.serve(prompts[:count])
+    session.serve(prompts)

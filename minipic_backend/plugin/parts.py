@@ -11,11 +11,12 @@ __all__ = ["Part", "prompt_parts"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment's whole blocks, [first_block, end_block) of the prompt."""
+    """A segment's whole blocks, [first_block, end_block) of the prompt, pads included."""
 
     kind: SegmentKind
     first_block: int
     end_block: int
+    num_pads: int
 
     @property
     def num_blocks(self) -> int:
@@ -37,5 +38,5 @@ def prompt_parts(table: SegmentTable, block_size: int) -> tuple[Part, ...]:
     for segment in table.segments:
         first, end = segment.start // block_size, segment.end // block_size
         if end > first:
-            parts.append(Part(segment.kind, first, end))
+            parts.append(Part(segment.kind, first, end, segment.num_pads))
     return tuple(parts)

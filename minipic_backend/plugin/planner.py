@@ -66,8 +66,9 @@ class SpanPlanner:
         cache: vLLM's block cache.
         holds: blocks kept for requests that wait.
         block_size: tokens in a block.
-        all_parts: make a job of every missing part, useful or not: with host memory behind the
-            cache, a request could not tell which parts it would find there.
+        host_memory: blocks may also come from, and go to, memory behind this cache. A request
+            cannot tell which parts it would find there: every missing part becomes a job; and
+            what goes there has to be whole blocks.
     """
 
     def __init__(
@@ -77,14 +78,14 @@ class SpanPlanner:
         holds: Holds,
         block_size: int,
         *,
-        all_parts: bool = False,
+        host_memory: bool = False,
     ) -> None:
         self.policy = policy
         self._cache = cache
         self.holds = holds
         self._block_size = block_size
-        self._all_parts = all_parts
-        self._maker = JobMaker(block_size)
+        self._all_parts = host_memory
+        self._maker = JobMaker(block_size, with_pads=host_memory)
         self._plans: dict[str, Plan] = {}
         self._jobs: dict[bytes, SpanJob] = {}
         self._by_id: dict[str, SpanJob] = {}
@@ -245,6 +246,13 @@ class SpanPlanner:
 
     def plan_of(self, request_id: str) -> Plan | None:
         return self._plans.get(request_id)
+
+    def allocated(self, request: Any, num_tokens: int) -> None:
+        """A request's first `num_tokens` tokens are computed by the end of this step."""
+        job = self._by_id.get(request.request_id)
+        if job is not None and job.ends_at(num_tokens):
+            # Its last block as well, which ends in pads that it does not compute.
+            self._cache.publish(request, len(request.block_hashes) * self._block_size)
 
     def computed(self, job: SpanJob) -> None:
         """A step was scheduled that completes the job; its blocks stay for those who wait."""

@@ -42,17 +42,20 @@ class _SpanScheduling(Scheduler):
         seams.replace_next_block_hasher(self._make_hasher)
         pool = self.kv_cache_manager.block_pool
         self.holds = Holds(pool, int(self.span_config.hold_share * pool.num_gpu_blocks))
+        self.block_cache = seams.BlockCache(self.kv_cache_manager)
         self.planner = SpanPlanner(
             self.span_config.policy,
-            seams.BlockCache(self.kv_cache_manager),
+            self.block_cache,
             self.holds,
             self.span_config.block_size,
-            all_parts=self.connector is not None,
+            host_memory=self.connector is not None,
         )
         self.span_figures: dict[str, SpanFigures] = {}
         stock_queue: Any = self.waiting
         self.waiting: Any = span_queue(stock_queue, self._before)
-        seams.make_room_before_failing(self.kv_cache_manager, self.holds.release_all)
+        seams.watch_allocations(
+            self.kv_cache_manager, self.holds.release_all, self.planner.allocated
+        )
         seams.leave_out_of_cache_stats(self.kv_cache_manager, _is_internal)
 
     # ---- requests ---------------------------------------------------------------------------
@@ -177,6 +180,12 @@ class _SpanScheduling(Scheduler):
         return bool(
             super()._handle_blocked_waiting_request(request) and self.planner.may_go(request)
         )
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        # It may have been scheduled in this very step, by priority: then what vLLM published of it
+        # will not be computed after all.
+        self.block_cache.unpublish(request)
+        super()._preempt_request(request, *args, **kwargs)
 
     def _admitted(self, plan: Any) -> None:
         request = plan.request

@@ -146,7 +146,7 @@ def cached_blocks(scheduler: Any, block_hashes: list[bytes]) -> list[bool]:
 
 
 class BlockCache:
-    """What the planner of spans asks vLLM's block cache. Reads only.
+    """What the planner of spans asks vLLM's block cache.
 
     Args:
         kv_cache_manager: vLLM's, with one group of full attention layers.
@@ -157,6 +157,7 @@ class BlockCache:
         from vllm.v1.request import RequestStatus
 
         self._pool = kv_cache_manager.block_pool
+        self._coordinator = kv_cache_manager.coordinator
         (self._manager,) = kv_cache_manager.coordinator.single_type_managers
         self._with_group = make_block_hash_with_group_id
         self._running = RequestStatus.RUNNING
@@ -183,18 +184,34 @@ class BlockCache:
     def is_running(self, request: Any) -> bool:
         return bool(request.status == self._running)
 
+    def publish(self, request: Any, num_tokens: int) -> None:
+        """Lets others read a request's blocks up to there; the last one may not be full."""
+        self._coordinator.cache_blocks(request, num_tokens)
 
-def make_room_before_failing(kv_cache_manager: Any, make_room: Callable[[], bool]) -> None:
-    """`allocate_slots` of this manager asks `make_room()` before it gives up, and tries again.
+    def unpublish(self, request: Any) -> None:
+        """Takes back what was published of a step that will not be computed."""
+        first = request.num_computed_tokens // self._manager.block_size
+        self._pool.evict_blocks({block.block_id for block in self.blocks_of(request)[first:]})
 
-    On the instance: vLLM builds the manager inside of its scheduler, and names the class there.
+
+def watch_allocations(
+    kv_cache_manager: Any, make_room: Callable[[], bool], allocated: Callable[[Any, int], None]
+) -> None:
+    """`allocate_slots` of this manager asks `make_room()` before it gives up, and tries again; and
+    calls `allocated(request, num_tokens)` when a request has slots for so many tokens to be
+    computed by the end of this step. On the instance: vLLM builds the manager inside of its
+    scheduler, and names the class there.
     """
     stock = kv_cache_manager.allocate_slots
 
-    def allocate_slots(*args: Any, **kwargs: Any) -> Any:
-        blocks = stock(*args, **kwargs)
+    def allocate_slots(request: Any, num_new_tokens: int, **kwargs: Any) -> Any:
+        blocks = stock(request, num_new_tokens, **kwargs)
         if blocks is None and make_room():
-            blocks = stock(*args, **kwargs)
+            blocks = stock(request, num_new_tokens, **kwargs)
+        if blocks is not None and not kwargs.get("delay_cache_blocks"):
+            found = kwargs.get("num_new_computed_tokens", 0)
+            loaded = kwargs.get("num_external_computed_tokens", 0)
+            allocated(request, request.num_computed_tokens + found + loaded + num_new_tokens)
         return blocks
 
     kv_cache_manager.allocate_slots = allocate_slots

@@ -54,8 +54,11 @@ class SpanJob:
     @property
     def is_computed(self) -> bool:
         """Whether a step has been scheduled that computes its last token."""
-        request = self.request
-        return bool(request.num_computed_tokens >= request.num_prompt_tokens)
+        return self.ends_at(self.request.num_computed_tokens)
+
+    def ends_at(self, num_tokens: int) -> bool:
+        """Whether its work is done with so many tokens computed."""
+        return bool(num_tokens >= self.request.num_prompt_tokens)
 
 
 class JobMaker:
@@ -63,10 +66,12 @@ class JobMaker:
 
     Args:
         block_size: tokens in a block.
+        with_pads: whether a span's pads are computed too. Nobody ever sees them.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, with_pads: bool) -> None:
         self._block_size = block_size
+        self._with_pads = with_pads
         self._numbers = itertools.count()
         self._params: dict[str, SamplingParams] = {}
 
@@ -90,6 +95,8 @@ class JobMaker:
         for first, end in pieces:
             tokens += waiter.prompt_token_ids[first * size : end * size]
             hashes += waiter.block_hashes[first:end]
+        if part.num_pads and not self._with_pads:
+            del tokens[-part.num_pads :]
         request = Request(
             request_id=f"{JOB_PREFIX}{next(self._numbers)}",
             prompt_token_ids=tokens,

@@ -75,6 +75,7 @@ class StepRig:
         ahead: steps scheduled before the first one's output comes back: 0 as on a CPU, 1 as vLLM
             does on CUDA.
         hold_share: see `SpanConfig`.
+        log_stats: as vLLM's own.
         settings: of vLLM.
     """
 
@@ -86,6 +87,7 @@ class StepRig:
         num_blocks: int = 2000,
         ahead: int = 0,
         hold_share: float = 0.25,
+        log_stats: bool = False,
         **settings: Any,
     ) -> None:
         import torch
@@ -113,6 +115,7 @@ class StepRig:
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_SIZE,
             hash_block_size=BLOCK_SIZE,
+            log_stats=log_stats,
         )
         self.hasher = core.get_request_block_hasher(BLOCK_SIZE, sha256)
         self.config: SpanConfig = self.scheduler.span_config
@@ -196,15 +199,24 @@ class StepRig:
             self._take_output()
         return scheduled
 
+    @property
+    def pending(self) -> bool:
+        """Whether the output of a step is still to be taken."""
+        return bool(self._pending)
+
+    def advance(self) -> None:
+        """A step, or what is left to be taken of earlier ones."""
+        if self.scheduler.has_requests():
+            self.step()
+        else:
+            self._take_output()
+
     def finish(self, max_steps: int = 5000) -> None:
         """Steps until nothing is left."""
         for _ in range(max_steps):
             if not self.scheduler.has_requests() and not self._pending:
                 return
-            if self.scheduler.has_requests():
-                self.step()
-            else:
-                self._take_output()
+            self.advance()
         raise AssertionError(f"still not done: {list(self.scheduler.requests)}")
 
     def reset(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
-from minipic_backend.config import CONFIG_KEY
+from minipic_backend.config import CONFIG_KEY, Frame
 from minipic_backend.plugin.parts import Part
 from minipic_backend.segments import SegmentTable
 
@@ -100,7 +100,7 @@ class JobMaker:
         request = Request(
             request_id=f"{JOB_PREFIX}{next(self._numbers)}",
             prompt_token_ids=tokens,
-            sampling_params=self._sampling_params(waiter),
+            sampling_params=self._sampling_params(table.options.frame),
             pooling_params=None,
             client_index=waiter.client_index,
             arrival_time=waiter.arrival_time,
@@ -112,16 +112,14 @@ class JobMaker:
         request.prefill_stats = None
         return SpanJob(hashes[-1], request, num_frame_blocks, num_missing, frame)
 
-    def _sampling_params(self, waiter: Any) -> SamplingParams:
-        """One token, which nobody reads; the span options are those of the request."""
-        chosen = (waiter.sampling_params.extra_args or {}).get(CONFIG_KEY)
-        key = repr(sorted(chosen.items())) if chosen else ""
-        if key not in self._params:
-            self._params[key] = SamplingParams(
+    def _sampling_params(self, frame: Frame) -> SamplingParams:
+        """One token, which nobody reads."""
+        if frame not in self._params:
+            self._params[frame] = SamplingParams(
                 temperature=0.0,
                 max_tokens=1,
                 ignore_eos=True,
                 detokenize=False,
-                extra_args={CONFIG_KEY: chosen} if chosen else None,
+                extra_args={CONFIG_KEY: {"frame": frame, "patches": ()}},
             )
-        return self._params[key]
+        return self._params[frame]

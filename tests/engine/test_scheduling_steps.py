@@ -106,6 +106,17 @@ def test_a_document_behind_a_new_text_is_left_to_the_request(rig: StepRig) -> No
     assert jobs(rig.steps[0]) == [SPAN]
 
 
+def test_documents_in_front_of_patches_are_shared(rig: StepRig) -> None:
+    rig.run(prompt(1, 2))
+    rig.steps.clear()
+    spans = [*prefix(), *span(7), *span(1)]
+    patch = (len(spans), 2 * BLOCK_SIZE, 3 * BLOCK_SIZE)  # the first block of document 7
+    tokens = [*spans, *span(7)[:BLOCK_SIZE], *dependent()]
+    served = rig.run(tokens, SpanOptions(patches=(patch,)))  # type: ignore[arg-type]
+    assert jobs(rig.steps[0]) == [SPAN]
+    assert rig.steps[0][served.request.request_id] == BLOCK_SIZE + QUESTION
+
+
 def test_a_long_document_takes_several_steps_and_its_request_waits(rig: StepRig) -> None:
     long = span(3, num_blocks=70)
     rig.run(prompt(1))

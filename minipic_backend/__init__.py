@@ -23,6 +23,8 @@ from minipic_backend.errors import (
     PluginMissingError,
     PromptError,
     RequestAbortedError,
+    ServerTimeoutError,
+    ServerUnreachableError,
     UnsupportedModelError,
 )
 from minipic_backend.prompt import Message, Prompt, Span, Text
@@ -40,6 +42,7 @@ from minipic_backend.results import (
 
 if TYPE_CHECKING:
     from minipic_backend.engine import Engine
+    from minipic_backend.remote import RemoteEngine
 
 __version__ = "0.1.0"
 
@@ -64,8 +67,11 @@ __all__ = [
     "PluginMissingError",
     "Prompt",
     "PromptError",
+    "RemoteEngine",
     "RequestAbortedError",
     "Result",
+    "ServerTimeoutError",
+    "ServerUnreachableError",
     "Span",
     "TechniqueAnswer",
     "Text",
@@ -82,4 +88,8 @@ def __getattr__(name: str) -> Any:
         from minipic_backend.engine import Engine
 
         return Engine
+    if name == "RemoteEngine":  # pulls in httpx
+        from minipic_backend.remote import RemoteEngine
+
+        return RemoteEngine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, ClassVar, Self, overload
 
 from minipic_backend.assembly import Assembly
-from minipic_backend.config import TECHNIQUE_SETTINGS, SpanOptions, resolve_technique
+from minipic_backend.choices import choose_layout
+from minipic_backend.config import SpanOptions, TechniqueSettings
 from minipic_backend.driver import Handle
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
 from minipic_backend.layout import LaidOutPrompt, Layout, explain_rows
@@ -55,6 +56,8 @@ class BaseEngine(ABC):
     Raises:
         ConfigurationError: a value that none of them knows.
     """
+
+    _assembly_type: ClassVar[type[Assembly]] = Assembly
 
     def __init__(self, defaults: Mapping[str, Any]) -> None:
         self._defaults = dict(defaults)
@@ -310,19 +313,12 @@ class BaseEngine(ABC):
 
     # ---- inside -----------------------------------------------------------------------------
 
-    def _layout_choice(self, chosen: Mapping[str, Any]) -> tuple[Any, SpanOptions]:
+    def _layout_choice(self, chosen: Mapping[str, Any]) -> tuple[TechniqueSettings, SpanOptions]:
         """A call's technique settings and span options, over the engine's defaults.
 
         A technique named by the call brings its own frame, primer, late documents and the like.
         """
-        values = dict(self._defaults)
-        if chosen.get("technique") not in (None, values["technique"]):
-            values.update(dict.fromkeys(TECHNIQUE_SETTINGS))
-        values.update(chosen)
-        own = {name: values.get(name) for name in TECHNIQUE_SETTINGS}
-        settings = resolve_technique(values["technique"], **own)
-        options = SpanOptions(settings.frame, values["offsets"], values["see_markers"])
-        return settings, options
+        return choose_layout(self._defaults, chosen)
 
     async def _aprepare(self, prompt: Prompt | str, options: Mapping[str, Any]) -> Job:
         """`_prepare`, off the event loop."""
@@ -356,7 +352,7 @@ class BaseEngine(ABC):
 
     def _submit(self, job: Job) -> tuple[Handle, Assembly]:
         handle = self._start(job)
-        return handle, Assembly(
+        return handle, self._assembly_type(
             handle.request_id,
             num_prompt_tokens=len(job.laid_out.token_ids),
             num_pads=job.laid_out.num_pads,

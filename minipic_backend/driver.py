@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from minipic_backend.config import CONFIG_KEY
 from minipic_backend.errors import (
@@ -30,7 +30,7 @@ from minipic_backend.errors import (
 from minipic_backend.plugin import seams
 from minipic_backend.span_figures import SpanFigures
 
-__all__ = ["Delta", "EngineDriver", "Handle"]
+__all__ = ["Aborts", "Delta", "EngineDriver", "Handle"]
 
 _T = TypeVar("_T")
 _start_lock = threading.Lock()
@@ -50,6 +50,12 @@ class Delta:
     spans: SpanFigures | None = None
 
 
+class Aborts(Protocol):
+    """Whatever runs requests: an engine's driver, or a server's client."""
+
+    def abort(self, request_id: str) -> None: ...
+
+
 class Handle:
     """A request under way: read `deltas` from a thread, or `adeltas` or `all_deltas` from an event
     loop, once.
@@ -57,7 +63,7 @@ class Handle:
     Closing a generator early aborts the request.
     """
 
-    def __init__(self, driver: EngineDriver, request_id: str) -> None:
+    def __init__(self, driver: Aborts, request_id: str) -> None:
         self.request_id = request_id
         self.submitted_at = time.perf_counter()
         self._driver = driver
@@ -68,7 +74,7 @@ class Handle:
         self._done = False
 
     def put(self, item: Delta | BaseException) -> None:
-        """Called on the engine's thread."""
+        """Called on the thread that runs the request."""
         if self._done:
             return
         self._done = isinstance(item, BaseException) or item.finished

@@ -9,10 +9,12 @@ MiniPICError
 │   └── ContextWindowError              longer than the model's context
 ├── AnswerError (ValueError)            an answer that is not what was asked for
 ├── ModelNotFoundError (FileNotFoundError)
-├── EngineError (RuntimeError)          the engine failed
+├── EngineError (RuntimeError)          the engine, or the server, failed
 │   ├── EngineStartError                ... while starting
 │   ├── EngineClosedError               ... was closed
-│   └── RequestAbortedError             a request was aborted before it finished
+│   ├── RequestAbortedError             a request was aborted before it finished
+│   ├── ServerUnreachableError           no server at the address, or the connection was lost
+│   └── ServerTimeoutError (TimeoutError) a server that says nothing for too long
 └── PluginMissingError (RuntimeError)   vLLM runs without the plugin
 """
 
@@ -32,6 +34,8 @@ __all__ = [
     "PluginMissingError",
     "PromptError",
     "RequestAbortedError",
+    "ServerTimeoutError",
+    "ServerUnreachableError",
     "UnsupportedModelError",
 ]
 
@@ -108,6 +112,14 @@ class EngineClosedError(EngineError):
 
 class RequestAbortedError(EngineError):
     """The request was aborted before it finished."""
+
+
+class ServerUnreachableError(EngineError, ConnectionError):
+    """No server answers at the address, or the connection was lost on the way."""
+
+
+class ServerTimeoutError(EngineError, TimeoutError):
+    """The server was silent for longer than the client's timeout."""
 
 
 class PluginMissingError(MiniPICError, RuntimeError):

@@ -7,6 +7,7 @@ or the interpreter exits. Dropping a model without closing it leaves the engine 
 from __future__ import annotations
 
 import atexit
+import inspect
 import threading
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
@@ -39,14 +40,20 @@ def create_engine(spec: EngineSpec) -> EngineProtocol:
     """The one place where engines come from.
 
     Raises:
-        ConfigurationError: a remote engine is asked for, which this version does not have.
+        ConfigurationError: an option that the engine does not have.
         MiniPICError: whatever keeps the engine from starting.
     """
     if spec.base_url is not None:
-        raise ConfigurationError(
-            f"base_url={spec.base_url!r}: remote engines are not implemented yet; leave base_url "
-            "out to run the model in this process"
-        )
+        from minipic_backend.remote import RemoteEngine
+
+        options = {**spec.client, **spec.options}
+        known = inspect.signature(RemoteEngine).parameters
+        if unknown := sorted(set(options) - set(known)):
+            raise ConfigurationError(
+                f"A remote engine does not know {', '.join(unknown)}: an option of the engine is "
+                "for its server, `minipic serve MODEL --help=all`"
+            )
+        return RemoteEngine(spec.base_url, model=spec.model, **options)
     from minipic_backend.engine import Engine  # late: it pulls in vLLM
 
     return Engine(model=spec.model, **spec.options)

@@ -1,0 +1,46 @@
+"""What a call chose about its layout, laid over what its engine or server does by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from minipic_backend.config import (
+    TECHNIQUE_SETTINGS,
+    SpanOptions,
+    TechniqueSettings,
+    resolve_technique,
+)
+
+__all__ = ["LAYOUT_DEFAULTS", "choose_layout"]
+
+LAYOUT_DEFAULTS: Mapping[str, Any] = {
+    "technique": "primed",
+    **dict.fromkeys(TECHNIQUE_SETTINGS),
+    "offsets": "compact",
+    "see_markers": True,
+}
+"""Where nobody says anything. None: the technique's own."""
+
+
+def choose_layout(
+    defaults: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> tuple[TechniqueSettings, SpanOptions]:
+    """Technique settings and span options of a call.
+
+    A technique named by the call brings its own frame, primer, late documents and the like.
+
+    Args:
+        defaults: a value for each key of `LAYOUT_DEFAULTS`.
+        chosen: some of these keys, never with None.
+
+    Raises:
+        ConfigurationError: an unknown value.
+    """
+    values = dict(defaults)
+    if chosen.get("technique") not in (None, values["technique"]):
+        values.update(dict.fromkeys(TECHNIQUE_SETTINGS))
+    values.update(chosen)
+    own = {name: values.get(name) for name in TECHNIQUE_SETTINGS}
+    settings = resolve_technique(values["technique"], **own)
+    return settings, SpanOptions(settings.frame, values["offsets"], values["see_markers"])

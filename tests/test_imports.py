@@ -19,6 +19,7 @@ LIGHT = [
     "minipic_backend.testing",
     "minipic_backend.cli",
     "minipic_backend.plugin",
+    "minipic_backend.remote",
     "langchain_minipic",
 ]
 HEAVY = {"torch", "vllm"}

@@ -19,6 +19,7 @@ _COMMANDS = {
         "minipic_backend.quality.command",
         "measure answers against full attention's (also: minipic bench quality)",
     ),
+    "serve": ("minipic_backend.cli.serve", "vLLM's server, with documents reused as spans"),
     "bench": ("minipic_backend.bench.run", "measure throughput, time to first token, decoding"),
 }
 
@@ -31,15 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:2] == ["bench", "quality"]:  # its options are not those of the other benches
         arguments[:2] = ["bench-quality"]
-    parser = _parser(arguments[0] if arguments else None)
-    options = parser.parse_args(arguments)
+    command = arguments[0] if arguments else None
     try:
+        if command == "serve":  # most of its options are vLLM's, which vLLM parses
+            from minipic_backend.cli.serve import serve
+
+            return serve(arguments[1:])
+        options = _parser(command).parse_args(arguments)
         return int(options.run(options) or 0)
     except MiniPICError as error:
-        print(f"minipic {options.command}: {error}", file=sys.stderr)
+        print(f"minipic {command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"minipic {options.command}: interrupted", file=sys.stderr)
+        print(f"minipic {command}: interrupted", file=sys.stderr)
         return 130
 
 
@@ -54,7 +59,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module_name, about) in _COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
-        if name == chosen:
+        if name == chosen and name != "serve":
             module = importlib.import_module(module_name)
             module.add_arguments(command)
             command.set_defaults(run=module.run)

@@ -1,4 +1,4 @@
-"""A prompt from JSON messages, as chat clients write them (see `minipic_backend.messages`):
+"""A prompt from JSON messages, as chat clients write them (see `minipic_backend.json_messages`):
 
 a list of them, or an object with "messages" and, as the chat template wants them, "tools".
 """
@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from minipic_backend.errors import PromptError
-from minipic_backend.messages import read_messages
+from minipic_backend.json_messages import read_messages
 from minipic_backend.prompt import Prompt
 
 __all__ = ["parse_prompt"]

@@ -13,6 +13,7 @@ from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.errors import ConfigurationError, UnsupportedModelError
 from minipic_backend.markers import choose_markers
 from minipic_backend.plugin import seams
+from minipic_backend.plugin.requests import check_request
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "check_config", "enable_spans", "span_config"]
 
@@ -80,6 +81,7 @@ def enable_spans(engine_args: Any) -> None:
         **engine_args.additional_config,
         CONFIG_KEY: config.to_dict(),
     }
+    seams.on_process_inputs(check_request)
 
 
 def span_config(vllm_config: Any) -> SpanConfig:

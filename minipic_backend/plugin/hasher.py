@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -77,10 +79,25 @@ class SpanBlockHasher:
 
 
 def request_options(sampling_params: Any, config: SpanConfig) -> SpanOptions:
-    """What a request chose about its spans, laid over the engine's defaults."""
+    """What a request chose about its spans, laid over the engine's defaults.
+
+    An object or, as HTTP carries it in `vllm_xargs`, one written as JSON.
+
+    Raises:
+        ConfigurationError: something else, or options that nobody knows.
+    """
     extra = getattr(sampling_params, "extra_args", None) or {}
     values = extra.get(CONFIG_KEY)
-    return SpanOptions.from_dict(values, config.options) if values else config.options
+    if isinstance(values, str):
+        with suppress(ValueError):
+            values = json.loads(values)
+    if values is None:
+        return config.options
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(
+            f'{CONFIG_KEY}={values!r}: expected options such as {{"frame": "none"}}'
+        )
+    return SpanOptions.from_dict(values, config.options)
 
 
 def request_segments(request: Any, config: SpanConfig) -> SegmentTable | None:

@@ -59,6 +59,29 @@ def on_create_engine_config(enable: Callable[[Any], None]) -> None:
     EngineArgs.create_engine_config = create_engine_config
 
 
+def on_process_inputs(check: Callable[[Any, Any], None]) -> None:
+    """Calls `check(vllm_config, request)` with every request that vLLM is about to take.
+
+    Patched for good, around `InputProcessor.process_inputs`, in the process that talks to callers:
+    what is raised there becomes a ValueError in process and HTTP 400 on the server. vLLM's hooks
+    for validation see a request's parameters (logits processors) or belong to the platform.
+    """
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    stock = InputProcessor.process_inputs
+    if hasattr(stock, "minipic_stock"):
+        return
+
+    @functools.wraps(stock)
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = stock(self, *args, **kwargs)
+        check(self.vllm_config, request)
+        return request
+
+    process_inputs.minipic_stock = stock  # type: ignore[attr-defined]
+    InputProcessor.process_inputs = process_inputs
+
+
 def replace_next_block_hasher(make: Callable[..., Any]) -> None:
     """Makes `make(stock_hasher, hash_block_size, hash_function)` the next engine's block hasher.
 

@@ -32,6 +32,7 @@ from minipic_backend import (
     Span,
     Text,
 )
+from minipic_backend.config import SpanOptions
 from minipic_backend.remote.retries import Retries
 from minipic_backend.shared_engines import EngineSpec, create_engine
 
@@ -199,9 +200,8 @@ def test_what_is_sent(server: FakeVLLM) -> None:
     assert first["logprobs"] == 2
     assert first["return_tokens_as_token_ids"] is True
     assert first["max_tokens"] == 2048 - len(laid_out)
-    assert json.loads(first["vllm_xargs"]["minipic"]) == {
-        "frame": "prefix", "offsets": "padded", "see_markers": True,
-    }  # fmt: skip
+    options = SpanOptions.from_dict(json.loads(first["vllm_xargs"]["minipic"]))
+    assert options == SpanOptions("prefix", "padded")
     assert (second["cache_salt"], second["max_tokens"]) == ("other", 7)
     assert server.headers[-1]["authorization"] == "Bearer secret"
     assert server.headers[-1]["x-team"] == "blue"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from minipic_backend.choices import choose_layout
+from minipic_backend.choices import LAYOUT_DEFAULTS, choose_layout
 from minipic_backend.config import Frame, KeyEncoding, Offsets, Technique
 from minipic_backend.errors import EngineStartError
 
@@ -36,12 +36,12 @@ def serve(arguments: Sequence[str]) -> int:
     """
     ours, rest = _parser().parse_known_args(list(arguments))
     layout = {
+        **LAYOUT_DEFAULTS,
         "technique": ours.technique,
         "frame": ours.frame,
         "primer": False if ours.no_primer else None,
         "late": ours.late,
         "offsets": ours.offsets,
-        "see_markers": True,
     }
     choose_layout(layout, {})
     os.environ["VLLM_PLUGINS"] = ",".join(plugin_names(os.environ.get("VLLM_PLUGINS")))

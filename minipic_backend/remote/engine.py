@@ -64,7 +64,7 @@ class RemoteEngine(BaseEngine):
         cache_salt: of every request that names none: documents of different salts share nothing.
         tokenizer: a tokenizer, a folder or a hub name, instead of the server's own.
         key_encoding: what the server must have; None: either.
-        technique, frame, primer, late, offsets, see_markers: as for `Engine`.
+        technique, frame, primer, late, blocks, budget, offsets, see_markers: as for `Engine`.
         http: what carries the requests instead of the network; for tests.
 
     Raises:
@@ -89,6 +89,8 @@ class RemoteEngine(BaseEngine):
         frame: Literal["none", "prefix"] | None = None,
         primer: Any = None,
         late: int | None = None,
+        blocks: int | None = None,
+        budget: float | None = None,
         key_encoding: KeyEncoding | None = None,
         offsets: Offsets = "compact",
         see_markers: bool = True,
@@ -101,6 +103,8 @@ class RemoteEngine(BaseEngine):
                 "frame": frame,
                 "primer": primer,
                 "late": late,
+                "blocks": blocks,
+                "budget": budget,
                 "offsets": offsets,
                 "see_markers": see_markers,
             }

@@ -80,6 +80,8 @@ class SpanRenderer:
         laid_out = await asyncio.to_thread(
             self._lay_out, messages, template, tools, settings, options
         )
+        if laid_out.table is not None:
+            options = laid_out.table.options
         further = request.vllm_xargs or {}
         request.vllm_xargs = {**further, CONFIG_KEY: json.dumps(options.to_dict())}
         return list(laid_out.token_ids)

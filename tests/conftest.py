@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("langchain_suites")
+
 # Read when torch is imported. As the engine itself sets it: see `minipic_backend.launch`.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from langchain_minipic import ChatMiniPIC, MiniPIC
 
-from minipic_backend import ConfigurationError, EngineClosedError, EngineStartError, shared_engines
+from minipic_backend import (
+    ConfigurationError,
+    EngineClosedError,
+    EngineStartError,
+    MiniPICError,
+    shared_engines,
+)
 from minipic_backend.shared_engines import EngineSpec
 from minipic_backend.testing import FakeEngine
 
@@ -149,9 +155,18 @@ def test_close_while_another_thread_starts(started: list[FakeEngine]) -> None:
     assert [engine.closed for engine in started] == [True]
 
 
-def test_remote_engines_are_refused_for_now() -> None:
-    llm = ChatMiniPIC(model="m", base_url="http://localhost:8000/v1")
-    with pytest.raises(ConfigurationError, match=r"base_url='http://localhost:8000/v1'"):
+def test_a_server_that_is_not_there_is_named() -> None:
+    llm = ChatMiniPIC(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    with pytest.raises(MiniPICError, match=r"127\.0\.0\.1:9"):
+        llm.invoke("x")
+    with pytest.raises(MiniPICError, match=r"127\.0\.0\.1:9"):
+        asyncio.run(llm.ainvoke("x"))
+
+
+def test_options_of_an_embedded_engine_are_refused_for_a_server() -> None:
+    address = "http://127.0.0.1:9/v1"
+    llm = ChatMiniPIC(model="m", base_url=address, engine_options={"kv_cache_gib": 1})
+    with pytest.raises(ConfigurationError, match="kv_cache_gib"):
         llm.invoke("x")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, trim_messages
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from langchain_minipic import ChatMiniPIC, SpanPromptTemplate, span_block
@@ -184,6 +184,9 @@ def test_token_counts_are_the_engines(llm: ChatMiniPIC, engine: FakeEngine) -> N
     # The fake's template: a line "<user>", the text, a line "<assistant>".
     assert llm.get_num_tokens_from_messages([HumanMessage("one two")]) == 5
     assert llm.get_num_tokens_from_messages([]) == 0
+    messages = [HumanMessage("old " * 50), AIMessage("ok"), HumanMessage("new")]
+    kept = trim_messages(messages, max_tokens=20, token_counter=llm, start_on="human")
+    assert kept == messages[2:]
     custom = ChatMiniPIC(model="m", engine=engine, custom_get_token_ids=lambda text: [7])
     assert (custom.get_token_ids("one two"), custom.get_num_tokens("one two")) == ([7], 1)
 

@@ -37,6 +37,7 @@ class EngineBacked(ModelOptions):
 
     _lease: EngineLease | None = PrivateAttr(default=None)
     _closed: bool = PrivateAttr(default=False)
+    _met: bool = PrivateAttr(default=False)
 
     def _get_engine(self) -> EngineProtocol:
         if self.engine is not None:
@@ -46,10 +47,15 @@ class EngineBacked(ModelOptions):
         return self._get_lease().engine()
 
     async def _aget_engine(self) -> EngineProtocol:
-        """The engine, without holding up the event loop while it starts."""
-        if self.engine is not None or self._get_lease().ready:
-            return self._get_engine()
-        return await asyncio.to_thread(self._get_engine)
+        """The engine, without holding up the event loop while it starts, or is asked for its
+        tokenizer for the first time."""
+        if not self._met:
+            await asyncio.to_thread(self._meet)
+        return self._get_engine()
+
+    def _meet(self) -> None:
+        getattr(self._get_engine(), "tokenizer", None)
+        self._met = True
 
     def _get_lease(self) -> EngineLease:
         if self._lease is None:
@@ -176,7 +182,11 @@ class EngineBacked(ModelOptions):
         """Without any engine: where this is unpickled, the model finds or starts one."""
         state = super().__getstate__()
         state["__dict__"] = {**state["__dict__"], "engine": None}
-        state["__pydantic_private__"] = {**(state["__pydantic_private__"] or {}), "_lease": None}
+        state["__pydantic_private__"] = {
+            **(state["__pydantic_private__"] or {}),
+            "_lease": None,
+            "_met": False,
+        }
         return state
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:

@@ -78,7 +78,8 @@ class Streamed:
         self._request = request
         self._model = model
         self._parser = request.plan.parser()
-        self._deltas: list[AnswerDelta] = []
+        self._content = self._reasoning = ""
+        self._calls: list[AnswerDelta] = []
         self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, float]] = []
@@ -99,9 +100,12 @@ class Streamed:
             return None
         if thought := "".join(delta.reasoning for delta in new):
             further["thinking_delta"] = thought
-        self._deltas += new
+        self._content += "".join(delta.content for delta in new)
+        self._reasoning += "".join(delta.reasoning for delta in new)
+        self._calls += [delta for delta in new if delta.tool_calls]
+        calls = Answer.join(self._calls).tool_calls if self._calls else ()
         return ChatResponse(
-            message=_message(Answer.join(self._deltas)),
+            message=_message(Answer(self._content, self._reasoning, calls)),
             delta="".join(delta.content for delta in new),
             raw=raw,
             additional_kwargs=further,

@@ -13,6 +13,42 @@ pytest.importorskip("vllm")
 # Dotted name below `vllm.` → parameters that we pass or receive, in order; None: only that it is.
 CALLABLES: dict[str, list[str] | None] = {
     "engine.arg_utils.EngineArgs.create_engine_config": ["self", "usage_context", "headless"],
+    "v1.engine.input_processor.InputProcessor.process_inputs": [
+        "self", "request_id", "prompt", "params", "supported_tasks", "arrival_time",
+        "lora_request", "tokenization_kwargs", "trace_headers", "priority", "data_parallel_rank",
+        "resumable", "session_id", "kv_hints",
+    ],
+    "renderers.online_renderer.OnlineRenderer.preprocess_chat": [
+        "self", "request", "messages", "default_template", "default_template_content_format",
+        "default_template_kwargs", "tool_dicts", "parser", "skip_mm_cache",
+    ],
+    "renderers.online_renderer.OnlineRenderer.preprocess_completion": [
+        "self", "request", "prompt_input", "prompt_embeds", "skip_mm_cache",
+    ],
+    "renderers.base.BaseRenderer.validate_token_ids": ["self", "token_ids", "parameter"],
+    "entrypoints.anthropic.serving.AnthropicServingMessages._build_base_request": [
+        "anthropic_request", "openai_messages",
+    ],
+    "entrypoints.anthropic.serving.AnthropicServingMessages._convert_system_message": [
+        "anthropic_request", "openai_messages", "merge_inline_system",
+    ],
+    "entrypoints.anthropic.serving.AnthropicServingMessages._convert_message_content": [
+        "msg", "openai_msg", "openai_messages",
+    ],
+    "entrypoints.anthropic.serving.AnthropicServingMessages._convert_block": [
+        "block", "role", "content_parts", "tool_calls", "reasoning_parts", "openai_messages",
+    ],
+    "entrypoints.anthropic.serving.AnthropicServingMessages._convert_user_tool_result": [
+        "block", "openai_messages",
+    ],
+    "entrypoints.anthropic.api_router.create_messages": ["request", "raw_request"],
+    "entrypoints.anthropic.api_router.count_tokens": ["request", "raw_request"],
+    "entrypoints.serve.utils.api_utils.validate_json_request": ["raw_request"],
+    "entrypoints.serve.utils.api_utils.cli_env_setup": [],
+    "entrypoints.cli.serve.ServeSubcommand.cmd": ["args"],
+    "entrypoints.cli.serve.ServeSubcommand.subparser_init": ["self", "subparsers"],
+    "logger.configure_logging_from_args": ["args"],
+    "utils.argparse_utils.FlexibleArgumentParser": None,
     "v1.engine.core.get_request_block_hasher": ["hash_block_size", "caching_hash_fn"],
     "v1.attention.backends.registry.register_backend": ["backend", "class_path", "is_mamba"],
     "v1.attention.selector._cached_get_attn_backend.cache_clear": None,
@@ -106,7 +142,31 @@ FIELDS: dict[str, set[str]] = {
     },
 }  # fmt: skip
 
+MODEL_FIELDS: dict[str, set[str]] = {
+    "entrypoints.openai.completion.protocol.CompletionRequest": {
+        "prompt", "stream_options", "return_token_ids", "return_tokens_as_token_ids",
+        "cache_salt", "priority", "request_id", "vllm_xargs", "structured_outputs",
+    },
+    "entrypoints.openai.chat_completion.protocol.ChatCompletionRequest": {
+        "vllm_xargs", "kv_transfer_params", "cache_salt",
+    },
+    "entrypoints.anthropic.protocol.AnthropicMessagesRequest": {"system", "messages", "vllm_xargs"},
+    "entrypoints.anthropic.protocol.AnthropicContentBlock": {"type", "text", "source", "content"},
+}  # fmt: skip
+
 SOURCE_HOLDS: dict[str, list[str]] = {
+    # Ready token ids skip the template, not what comes behind it.
+    "renderers.online_renderer.OnlineRenderer.preprocess_chat": [
+        "_reused_prompt_token_ids(request", "tokens_input(", "adjust_request(",
+    ],
+    # Span options that rendering has left in `vllm_xargs` reach the engine.
+    "entrypoints.openai.chat_completion.serving.OpenAIServingChat._create_chat_completion": [
+        "self.render_chat_request(request)", "request.to_sampling_params(",
+    ],
+    # State is complete when endpoint plugins get it.
+    "entrypoints.launchers.api_server.app_state.init_app_state": [
+        "state.online_renderer = ", "init_generate_state", "init_endpoint_plugins_state(",
+    ],
     # The order that we count on: the scheduler first, then the hasher, by the module's own name.
     "v1.engine.core.EngineCore.__init__": ["self.scheduler: ", "get_request_block_hasher("],
     # Slots are taken from the positions, then positions may change.
@@ -158,6 +218,19 @@ def test_callable_is_there_with_its_parameters(name: str) -> None:
 def test_fields_are_there(name: str) -> None:
     found = resolve(name)
     assert FIELDS[name] <= set(found.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", MODEL_FIELDS)
+def test_fields_of_requests_are_there(name: str) -> None:
+    assert set(resolve(name).model_fields) >= MODEL_FIELDS[name]
+
+
+def test_marks_on_content_parts_survive() -> None:
+    chat = resolve("entrypoints.openai.chat_completion.protocol.ChatCompletionRequest")
+    part = {"type": "text", "text": "x", "minipic": {"span": True}}
+    request = chat(messages=[{"role": "user", "content": [part]}], minipic={"late": 0})
+    assert request.messages[0]["content"] == [part]
+    assert request.model_extra == {"minipic": {"late": 0}}
 
 
 @pytest.mark.parametrize("name", SOURCE_HOLDS)
@@ -235,5 +308,7 @@ def test_every_listed_name_is_in_the_page_and_back() -> None:
     from pathlib import Path
 
     page = (Path(__file__).parent.parent / "docs" / "contracts.md").read_text(encoding="utf-8")
+    for name in ["OnlineRenderer", "process_inputs", "AnthropicServingMessages", "ServeSubcommand"]:
+        assert name in page
     for name in ["SpanScheduler", "SpanCPUWorker", "SpanModelState", "SpanCudaGraphManager"]:
         assert name in page

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Those that want a server run in tests/server.
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").glob("*.py") if not path.stem.startswith("serve_")
+)
 
 
 def test_there_are_examples() -> None:

@@ -59,7 +59,12 @@ class EngineBacked(ModelOptions):
 
     def _get_lease(self) -> EngineLease:
         if self._lease is None:
-            client = {"api_key": self.api_key, "max_retries": self.max_retries}
+            client = {
+                "api_key": self.api_key,
+                "max_retries": self.max_retries,
+                "headers": self.headers,
+                "on_missing_plugin": self.on_missing_plugin,
+            }
             spec = EngineSpec(self.model, self.base_url, self.engine_options, client)
             self._lease = EngineLease(spec)
         return self._lease

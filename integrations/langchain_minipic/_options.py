@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.utils.utils import secret_from_env
@@ -52,8 +52,9 @@ class ModelOptions(BaseModel):
         logprobs: alternatives per generated token to report.
         model_kwargs: further sampling options, under vLLM's names.
         timeout: seconds after which a request is aborted, with `TimeoutError`.
-        api_key, max_retries: for a remote engine; an embedded one has no use for them. The key's
-            default is the environment's MINIPIC_API_KEY.
+        api_key, max_retries, headers: for a remote engine; an embedded one has no use for them. The
+            key's default is the environment's MINIPIC_API_KEY.
+        on_missing_plugin: on a server without the plugin: "error", or "plain" for ordinary prompts.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -89,6 +90,8 @@ class ModelOptions(BaseModel):
         default_factory=secret_from_env("MINIPIC_API_KEY", default=None)
     )
     max_retries: int = 2
+    headers: dict[str, str] | None = Field(default=None, repr=False)
+    on_missing_plugin: Literal["error", "plain"] = "error"
 
     @model_validator(mode="before")
     @classmethod

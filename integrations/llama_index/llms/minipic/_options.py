@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -46,7 +46,8 @@ class ModelOptions(BaseModel):
         logprobs: alternatives per generated token to report, in `raw`.
         additional_kwargs: further sampling options, under vLLM's names.
         timeout: seconds after which a request is aborted, with `TimeoutError`.
-        api_key, max_retries: for a remote engine; an embedded one has no use for them.
+        api_key, max_retries, headers: for a remote engine; an embedded one has no use for them.
+        on_missing_plugin: on a server without the plugin: "error", or "plain" for ordinary prompts.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -77,6 +78,8 @@ class ModelOptions(BaseModel):
     timeout: float | None = None
     api_key: SecretStr | None = Field(default=None, exclude=True)
     max_retries: int = 2
+    headers: dict[str, str] | None = Field(default=None, exclude=True, repr=False)
+    on_missing_plugin: Literal["error", "plain"] = "error"
 
     @model_validator(mode="before")
     @classmethod

@@ -20,6 +20,7 @@ _COMMANDS = {
         "measure answers against full attention's (also: minipic bench quality)",
     ),
     "serve": ("minipic_backend.cli.serve", "vLLM's server, with documents reused as spans"),
+    "adapt": ("minipic_backend.adapt.command", "teach a model spans: train a LoRA adapter"),
     "bench": ("minipic_backend.bench.run", "measure throughput, time to first token, decoding"),
 }
 

@@ -17,7 +17,8 @@ def save_tiny(folder: Path, tokenizer_from: str, kind: str, **settings: Any) -> 
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(kind, **_SHAPE, **settings)
-    config.initializer_range = 0.3  # so that attention matters
+    # so that attention matters
+    config.initializer_range = settings.get("initializer_range", 0.3)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)

@@ -152,7 +152,9 @@ def _max_num_seqs(options: argparse.Namespace) -> list[int]:
 def _engine_args(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:
     names = ("max_model_len", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if options.max_num_seqs:
+    if options.trace:
+        # `retune` has to find the scheduler in the worker's process.
+        given["distributed_executor_backend"] = "uni"
         given["max_num_seqs"] = max(_max_num_seqs(options))
     if not on_gpu:
         # A stock engine takes blocks of 128 tokens on a CPU: the same size for both.

@@ -13,6 +13,7 @@ from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.errors import ConfigurationError, UnsupportedModelError
 from minipic_backend.markers import choose_markers
 from minipic_backend.plugin import seams
+from minipic_backend.plugin.metrics import span_stat_logger
 from minipic_backend.plugin.requests import check_request
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "check_config", "enable_spans", "span_config"]
@@ -82,6 +83,7 @@ def enable_spans(engine_args: Any) -> None:
         CONFIG_KEY: config.to_dict(),
     }
     seams.on_process_inputs(check_request)
+    seams.add_stat_logger(span_stat_logger)
 
 
 def span_config(vllm_config: Any) -> SpanConfig:

@@ -23,6 +23,7 @@ from minipic_backend.plugin import seams
 from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.hasher import SpanBlockHasher
 from minipic_backend.plugin.holds import Holds
+from minipic_backend.plugin.metrics import SpanCounts
 from minipic_backend.plugin.planner import SpanPlanner
 from minipic_backend.plugin.queues import span_queue
 from minipic_backend.plugin.span_jobs import JOB_PREFIX, SpanJob
@@ -51,6 +52,7 @@ class _SpanScheduling(Scheduler):
             host_memory=self.connector is not None,
         )
         self.span_figures: dict[str, SpanFigures] = {}
+        self.span_counts = SpanCounts()
         stock_queue: Any = self.waiting
         self.waiting: Any = span_queue(stock_queue, self._before)
         seams.watch_allocations(
@@ -132,6 +134,8 @@ class _SpanScheduling(Scheduler):
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            self.span_counts.take_into(stats)
         if stats is not None and self.planner.num_jobs:
             running = sum(map(_is_internal, self.running))
             waiting = self.planner.num_jobs - running
@@ -162,6 +166,9 @@ class _SpanScheduling(Scheduler):
             self.requests[job.request.request_id] = job.request
             if self.connector is not None:
                 self.connector.on_new_request(job.request)
+        if jobs:
+            missing = sum(job.num_missing for job in jobs)
+            self.span_counts.add_jobs(len(jobs), missing * self.block_size)
         return [job.request for job in jobs]
 
     def _plannable(self, request: Request) -> SegmentTable | None:
@@ -194,6 +201,7 @@ class _SpanScheduling(Scheduler):
         figures = self.planner.admitted(plan, stats.num_cached_tokens if first else 0)
         if first:
             self.span_figures[request.request_id] = figures
+            self.span_counts.admitted(figures)
             # What its own jobs computed was computed for this request, not found.
             own = min(sum(plan.own.values()) * self.block_size, stats.num_local_cached_tokens)
             stats.set(

@@ -249,3 +249,26 @@ def leave_out_of_cache_stats(kv_cache_manager: Any, is_internal: Callable[[Any],
             stock(request, num_hits)
 
     kv_cache_manager.record_prefix_cache_stats = record_prefix_cache_stats
+
+
+def add_stat_logger(make: Callable[[Any], Any | None]) -> None:
+    """Engines in this process get `make(vllm_config)` as the first of their stat loggers.
+
+    `StatLoggerManager.__init__` is patched for good, as a pass-through where `make` gives None.
+    vLLM has a registry, but what it registers switches statistics on for everybody, and comes last.
+    """
+    from vllm.v1.metrics.loggers import StatLoggerManager
+
+    stock = StatLoggerManager.__init__
+    if hasattr(stock, "minipic_stock"):
+        return
+
+    @functools.wraps(stock)
+    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, vllm_config, *args, **kwargs)
+        logger = make(vllm_config)
+        if logger is not None:
+            self.stat_loggers.insert(0, logger)
+
+    init.minipic_stock = stock  # type: ignore[attr-defined]
+    StatLoggerManager.__init__ = init

@@ -1,0 +1,100 @@
+"""Prometheus figures of spans: from the scheduler's statistics to the server's registry."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from prometheus_client import REGISTRY
+
+from minipic_backend.config import CONFIG_KEY
+from minipic_backend.plugin import seams
+from minipic_backend.plugin.metrics import SpanCounts, SpanStatLogger, span_stat_logger
+from minipic_backend.span_figures import SpanFigures
+
+
+def value(name: str, **labels: str) -> float:
+    """A figure of the engine under test."""
+    found = REGISTRY.get_sample_value(name, {"model_name": "m", "engine": "0", **labels})
+    return 0.0 if found is None else found
+
+
+def statistics(counts: SpanCounts) -> Any:
+    from vllm.v1.metrics.stats import SchedulerStats
+
+    stats = SchedulerStats(num_kv_fetch_reqs_by_stage={"in_progress": 2})
+    counts.take_into(stats)
+    return stats
+
+
+def test_counts_reach_the_registry_and_nothing_is_left_for_other_loggers() -> None:
+    counts = SpanCounts()
+    counts.admitted(SpanFigures(96, 48, 0, 0.02))
+    counts.admitted(SpanFigures(0, 0, 160, 0.0))
+    counts.add_jobs(3, 144)
+    stats = statistics(counts)
+    before = {
+        source: value("minipic:span_tokens_total", source=source)
+        for source in ("hit", "waited", "computed")
+    }
+    jobs = value("minipic:span_jobs_total")
+    waits = value("minipic:span_wait_seconds_count")
+    logger = SpanStatLogger("m")
+    logger.record(stats, None)
+    assert stats.num_kv_fetch_reqs_by_stage == {"in_progress": 2}
+    after = {source: value("minipic:span_tokens_total", source=source) for source in before}
+    assert {source: after[source] - before[source] for source in before} == {
+        "hit": 96,
+        "waited": 48,
+        "computed": 160,
+    }
+    assert value("minipic:span_jobs_total") - jobs == 3
+    assert value("minipic:span_wait_seconds_count") - waits == 1
+    assert value("minipic:span_wait_seconds_bucket", le="0.03") >= 1
+    logger.record(statistics(counts), None)  # counted once
+    assert value("minipic:span_jobs_total") - jobs == 3
+
+
+def test_statistics_cross_to_another_process_as_they_are() -> None:
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    counts = SpanCounts()
+    counts.admitted(SpanFigures(96, 48, 0, 0.02))
+    sent = EngineCoreOutputs(scheduler_stats=statistics(counts))
+    got = MsgpackDecoder(EngineCoreOutputs).decode(MsgpackEncoder().encode(sent))
+    assert got.scheduler_stats.num_kv_fetch_reqs_by_stage == {
+        "in_progress": 2,
+        "minipic:hit": 96,
+        "minipic:waited": 48,
+        "minipic:wait_us:0": 20_000,
+    }
+
+
+def config(additional: dict[str, Any]) -> Any:
+    model = SimpleNamespace(served_model_name="m")
+    return SimpleNamespace(additional_config=additional, model_config=model)
+
+
+def test_only_an_engine_with_spans_has_the_logger() -> None:
+    assert span_stat_logger(config({})) is None
+    assert span_stat_logger(config({CONFIG_KEY: {}})) is not None
+
+
+def test_it_comes_before_the_loggers_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.metrics.loggers import StatLoggerManager
+
+    def init(self: Any, vllm_config: Any) -> None:
+        self.stat_loggers = ["vLLM's"]
+
+    monkeypatch.setattr(StatLoggerManager, "__init__", init)
+    seams.add_stat_logger(span_stat_logger)
+    seams.add_stat_logger(span_stat_logger)
+    first, *others = StatLoggerManager(config({CONFIG_KEY: {}})).stat_loggers
+    assert isinstance(first, SpanStatLogger)
+    assert others == ["vLLM's"]
+    assert StatLoggerManager(config({})).stat_loggers == ["vLLM's"]

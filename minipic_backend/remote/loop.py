@@ -47,10 +47,6 @@ class LoopThread:
             coroutine.close()
             raise
 
-    def create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task; on the loop's own thread only."""
-        return self._loop.create_task(coroutine)
-
     def stop(self) -> None:
         """Ends the loop and its thread; whatever still runs there is cancelled first."""
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -9,6 +9,7 @@ import os
 import threading
 import uuid
 from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import aclosing
 from typing import Any
 
@@ -79,7 +80,12 @@ class Transport:
             ServerUnreachableError, ServerTimeoutError: no answer.
             EngineClosedError: closed.
         """
-        return self._open().run(self._get(path)).result()
+        with self._lock:
+            future = self._open().run(self._get(path))
+        try:
+            return future.result()
+        except CancelledError:  # nobody cancels but `close`
+            raise EngineClosedError("The engine was closed before the server answered") from None
 
     def start(
         self,
@@ -95,7 +101,6 @@ class Transport:
             EngineClosedError: closed.
             ConfigurationError: something that JSON cannot say.
         """
-        loop = self._open()
         handle = Handle(self, request_id or f"{self._prefix}-{next(self._ids)}")
         content = _encode({**body, "request_id": handle.request_id})
 
@@ -104,11 +109,12 @@ class Transport:
                 handle.put(PromptError(f"request_id {handle.request_id!r} is already in use"))
                 return
             stream = self._stream(content, num_prompt_tokens, block_size)
-            task = loop.create_task(self._serve(handle, stream))
+            task = asyncio.get_running_loop().create_task(self._serve(handle, stream))
             self._tasks[handle.request_id] = task
             task.add_done_callback(lambda _: self._tasks.pop(handle.request_id, None))
 
-        loop.call(begin)
+        with self._lock:  # so that it is begun before the loop can be told to end
+            self._open().call(begin)
         return handle
 
     def abort(self, request_id: str) -> None:
@@ -144,14 +150,14 @@ class Transport:
         self._client: httpx.AsyncClient | None = None
 
     def _open(self) -> LoopThread:
-        with self._lock:
-            if self._closed:
-                raise EngineClosedError("The engine is closed")
-            if self._pid != os.getpid():
-                self._forget()
-            if self._loop is None:
-                self._loop = LoopThread("minipic-remote", self._clean_up)
-            return self._loop
+        """The loop, under the lock."""
+        if self._closed:
+            raise EngineClosedError("The engine is closed")
+        if self._pid != os.getpid():
+            self._forget()
+        if self._loop is None:
+            self._loop = LoopThread("minipic-remote", self._clean_up)
+        return self._loop
 
     # ---- the loop's thread ------------------------------------------------------------------
 

@@ -20,11 +20,12 @@ class EngineBacked(ModelOptions):
 
     _lease: EngineLease | None = PrivateAttr(default=None)
     _closed: bool = PrivateAttr(default=False)
+    _met: bool = PrivateAttr(default=False)
 
     def start(self) -> Self:
         """Start the engine now. Otherwise the first call does, or whatever asks first how long
         the context is."""
-        self._get_engine()
+        self._meet()
         return self
 
     async def astart(self) -> Self:
@@ -56,11 +57,6 @@ class EngineBacked(ModelOptions):
     ) -> None:
         self.close()
 
-    @property
-    def _ready(self) -> bool:
-        """Whether the engine runs: asking it something takes no time."""
-        return self.engine is not None or self._get_lease().ready
-
     def _get_engine(self) -> EngineProtocol:
         if self.engine is not None:
             if self._closed:
@@ -69,9 +65,15 @@ class EngineBacked(ModelOptions):
         return self._get_lease().engine()
 
     async def _aget_engine(self) -> EngineProtocol:
-        if self._ready:
-            return self._get_engine()
-        return await asyncio.to_thread(self._get_engine)
+        """The engine, without holding up the event loop while it starts, or a server is asked
+        what it is."""
+        if not self._met:
+            await asyncio.to_thread(self._meet)
+        return self._get_engine()
+
+    def _meet(self) -> None:
+        _ = self._get_engine().max_model_len
+        self._met = True
 
     def _get_lease(self) -> EngineLease:
         if self._lease is None:

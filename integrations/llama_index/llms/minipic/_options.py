@@ -35,7 +35,7 @@ class ModelOptions(BaseModel):
     """Options of a model served by a MiniPIC engine. None leaves a choice to the engine.
 
     Args:
-        model: name or path of the model.
+        model: name or path of the model; empty, with `base_url`: the one that is served.
         base_url: a server's address; None runs the model in this process.
         engine: an engine of your own, such as `minipic_backend.testing.FakeEngine`. It is not
             closed with the model, nor pickled.
@@ -96,6 +96,8 @@ class ModelOptions(BaseModel):
             values["stop"] = [values["stop"]]
         if "model" not in values and values.get("engine") is not None:
             values["model"] = values["engine"].model
+        elif values.get("base_url") is not None:
+            values.setdefault("model", "")
         return values
 
     def _own_options(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class MiniPIC(SpanMethods, EngineBacked, Prompting, Structured, Calling):
             num_output=self._num_output({}),
             is_chat_model=self.is_chat_model,
             is_function_calling_model=self.is_chat_model and self.is_function_calling_model,
-            model_name=self.model,
+            model_name=self.model or self.base_url,
         )
 
     def to_payload(self) -> dict[str, Any]:

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minipic_backend.errors import ConfigurationError, ModelNotFoundError
 from minipic_backend.models.cache import build_once, cache_dir
 
-__all__ = ["ensure_gguf", "is_gguf"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["declare_special_tokens", "ensure_gguf", "is_gguf"]
 
 _FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-_RECIPE = 1  # raise it when the conversion changes: older cached folders are then left alone
+_RECIPE = 2  # raise it when the conversion changes: older cached folders are then left alone
+_TOKEN_IDS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "pad_token": "padding_token_id",
+}
+_CONTROL, _USER_DEFINED = 3, 4  # GGUF's token types of special and of other added tokens
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -58,8 +68,8 @@ def _fingerprint(path: Path) -> str:
 
 def _convert(path: Path, folder: Path, dtype: str) -> None:
     try:
-        import gguf  # noqa: F401  transformers needs it
         import torch
+        from gguf import GGUFReader
         from safetensors.torch import save_file
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
@@ -77,6 +87,16 @@ def _convert(path: Path, folder: Path, dtype: str) -> None:
         )
     except (ValueError, KeyError, NotImplementedError) as error:
         raise ConfigurationError(f"transformers cannot read {path.name}: {error}") from error
+    facts = {
+        name.removeprefix("tokenizer.ggml."): field
+        for name, field in GGUFReader(path).fields.items()
+        if name.startswith("tokenizer.ggml.")
+    }
+    tokens, types = (facts[name].contents() for name in ("tokens", "token_type"))
+    declare_special_tokens(tokenizer, tokens, types)
+    ids = {role: facts[name].contents() for role, name in _TOKEN_IDS.items() if name in facts}
+    for role, token_id in ids.items():
+        setattr(tokenizer, role, tokens[token_id])
     tied = set(model.all_tied_weights_keys or ())
     weights = {
         name: tensor.detach().to(getattr(torch, dtype)).contiguous()
@@ -85,13 +105,42 @@ def _convert(path: Path, folder: Path, dtype: str) -> None:
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
-    config |= {"architectures": [type(model).__name__], "dtype": dtype}
+    token_ids = {f"{role}_id": token_id for role, token_id in ids.items()}
+    config |= {"architectures": [type(model).__name__], "dtype": dtype, **token_ids}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    generation = {key: config[key] for key in ids if config.get(key) is not None}
-    text = json.dumps(generation, indent=2) + "\n"
+    text = json.dumps(token_ids, indent=2) + "\n"
     (folder / "generation_config.json").write_text(text, encoding="utf-8")
     tokenizer.save_pretrained(folder)
+
+
+def declare_special_tokens(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], types: Sequence[int]
+) -> None:
+    """Tells a tokenizer which of its tokens are special, as the file has it.
+
+    Not every release of transformers does: such tokens then fall apart when text is encoded.
+
+    Args:
+        tokenizer: a fast one; keeps its ids.
+        tokens: the vocabulary, by id.
+        types: GGUF's type of each.
+    """
+    from transformers import AddedToken
+
+    known = tokenizer.added_tokens_decoder
+    for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind not in (_CONTROL, _USER_DEFINED):
+            continue
+        special = kind == _CONTROL
+        if token_id not in known or known[token_id].special != special:
+            added = AddedToken(token, special=special, normalized=False)
+            tokenizer.add_tokens([added], special_tokens=special)
+    if wrong := [
+        i
+        for i in tokenizer.added_tokens_decoder
+        if i < len(tokens) and tokenizer.added_tokens_decoder[i].content != tokens[i]
+    ]:
+        raise ConfigurationError(f"The tokenizer's token {wrong[0]} is not the file's")
 
 
 def _dequantized() -> dict[str, Any]:

@@ -18,7 +18,7 @@ def primer_choices(
 ) -> dict[str, Callable[[], Any]]:
     """Primers by name.
 
-    - none; one: the first of the standard two.
+    - none; one: the first of the standard two; titled: the standard two, each under its subject.
     - copyN: N invented passages in the user's own document form.
     - ownN: N passages of the user's, of middle length.
     - long: one invented passage of some 300 tokens, in the user's document form.
@@ -30,6 +30,7 @@ def primer_choices(
     choices: dict[str, Callable[[], Any]] = {
         "none": lambda: False,
         "one": lambda: AUTO_PRIMER[:1],
+        "titled": lambda: tuple(show(_titled(text)) for text in AUTO_PRIMER),
         "long": lambda: (show(_long(12)),),
     }
     for number in (1, 2, 4, 8):
@@ -48,6 +49,12 @@ def _own(
     ordered = sorted(passages, key=lambda passage: (len(passage.text), passage.title))
     start = max(0, len(ordered) // 2 - number // 2)
     return tuple(show(passage) for passage in ordered[start : start + number])
+
+
+def _titled(text: str) -> Passage:
+    """ "Ostrivel is a town …", "The velmara is …": the subject is what stands before "is"."""
+    subject = text.partition(" is ")[0].removeprefix("The ")
+    return Passage(subject[:1].upper() + subject[1:], text)
 
 
 def _long(number: int) -> Passage:

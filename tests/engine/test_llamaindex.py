@@ -101,6 +101,19 @@ def test_hostile_documents_make_no_special_tokens(engine: Any, llm: MiniPIC) -> 
     assert len(turns) == 3  # system, user, and the answer's
 
 
+def test_a_model_for_chats_stops_by_itself_and_has_one_bos(engine: Any) -> None:
+    spy = Spy(engine)
+    llm = MiniPIC(engine=spy, temperature=0)
+    with llm.record() as calls:
+        assert llm.complete("Reply with the word yes.").text.strip()
+    assert calls[0].finish_reason == "stop"
+    assert calls[0].usage.cached_tokens is not None
+    (explanation,) = spy.explanations
+    bos = engine.tokenizer.bos_token_id
+    ids = explanation.token_ids
+    assert not any(a == b == bos for a, b in zip(ids, ids[1:], strict=False))
+
+
 class Box(BaseModel):
     colour: str
     room: int

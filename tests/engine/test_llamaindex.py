@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -111,7 +112,7 @@ def test_a_model_for_chats_stops_by_itself_and_has_one_bos(engine: Any) -> None:
     (explanation,) = spy.explanations
     bos = engine.tokenizer.bos_token_id
     ids = explanation.token_ids
-    assert not any(a == b == bos for a, b in zip(ids, ids[1:], strict=False))
+    assert not any(a == b == bos for a, b in pairwise(ids))
 
 
 class Box(BaseModel):

@@ -12,9 +12,11 @@ __all__ = [
     "next_power_of_2",
 ]
 
-# By rows of a tile; starting points for heads of 128 dims on an H200.
-_BLOCK_N = {16: 64, 32: 64, 64: 64, 128: 64}
-_NUM_STAGES = {16: 4, 32: 3, 64: 2, 128: 3}
+# By rows of a tile, heads of up to 128 dims: keys of a tile, and stages. The best of those that
+# `benchmarks/kernels.py --tune` tries on an H200. Turned keys pass through shared memory, too, so
+# that `unrotated` has room for fewer.
+_SPAN_LOCAL = {16: (128, 2), 32: (64, 3), 64: (64, 2), 128: (64, 3)}
+_UNROTATED = {16: (64, 3), 32: (64, 3), 64: (64, 2), 128: (64, 2)}
 _BLOCKS_PER_SM = {16: 2, 32: 2, 64: 2, 128: 1}
 
 
@@ -80,10 +82,9 @@ def choose_geometry(shape: AttentionShape, max_query_len: int) -> Geometry:
             return Geometry(block_m, 64, num_warps=8, num_stages=2)
         return Geometry(block_m, 32, num_warps=4, num_stages=3 if block_m == 16 else 2)
     num_warps = 4 if block_m < 128 else 8
-    num_stages = _NUM_STAGES.get(block_m, 2)
-    if shape.unrotated and block_m in (16, 128):
-        num_stages -= 1  # turned keys pass through shared memory, too
-    return Geometry(block_m, _BLOCK_N.get(block_m, 64), num_warps, num_stages)
+    sizes = _UNROTATED if shape.unrotated else _SPAN_LOCAL
+    block_n, num_stages = sizes.get(block_m, (64, 2))
+    return Geometry(block_m, block_n, num_warps, num_stages)
 
 
 def choose_num_workers(shape: AttentionShape, geometry: Geometry, num_sms: int) -> int:

@@ -6,8 +6,8 @@ renderer lays out. A body without either goes to vLLM's own handler, as it was.
 The two kinds of caching differ: Anthropic's mark ends a prefix that must come again byte for byte;
 a span is an independent part that is reused wherever it stands. So some blocks that carry
 `cache_control` stay ordinary text: the first of the system prompt, which is a prefix that vLLM
-caches anyway, and the last of each message, which is a question or an answer (clients mark the end
-of a conversation so) and has to see everything before it. A document is a span wherever it stands.
+caches anyway; the last of each message, which is a question (clients mark the end of a conversation
+so) and has to see everything before it; and answers. A document is a span wherever it stands.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from minipic_backend.json_messages import MARK
 __all__ = ["SpanCountTokensRequest", "SpanMessagesRequest", "keep_marks", "router"]
 
 router = APIRouter()
+
+_BILLING = "x-anthropic-billing-header"
 
 
 class SpanBlock(AnthropicContentBlock):
@@ -102,9 +104,15 @@ class SpanServingMessages(AnthropicServingMessages):
     ) -> None:
         start = len(openai_messages)
         super()._convert_system_message(anthropic_request, openai_messages, **options)
-        system = anthropic_request.system
-        if isinstance(system, list) and any(_mark(block) for block in system):
-            parts = [_text_part(block) for block in system if block.text or _mark(block)]
+        if not isinstance(anthropic_request.system, list):
+            return
+        system = [
+            block
+            for block in anthropic_request.system
+            if not (block.text or "").startswith(_BILLING)  # as vLLM leaves it out
+        ]
+        if any(_mark(block) is not None for block in system):
+            parts = [_text_part(block) for block in system]
             inline = openai_messages[start:]
             merged = "".join(one["content"] for one in inline)
             own = "".join(block.text or "" for block in system if block.type == "text")
@@ -115,7 +123,7 @@ class SpanServingMessages(AnthropicServingMessages):
     @classmethod
     def _convert_message_content(cls, msg: Any, openai_msg: Any, openai_messages: Any) -> None:
         super()._convert_message_content(msg, openai_msg, openai_messages)
-        marked = [block for block in msg.content if _mark(block)]
+        marked = [block for block in msg.content if _mark(block) is not None]
         if len(marked) == 1 and isinstance(openai_msg.get("content"), str):
             openai_msg["content"] = [_text_part(marked[0])]  # a single text loses its mark
 
@@ -129,7 +137,9 @@ class SpanServingMessages(AnthropicServingMessages):
         reasoning_parts: Any,
         openai_messages: Any,
     ) -> None:
-        if _mark(block) and block.type != "tool_result":
+        if _mark(block) is not None and block.type != "tool_result":
+            if block.type not in ("text", "document"):
+                raise PromptError(f"A block of type {block.type!r} is no text: it cannot be a span")
             content_parts.append(_text_part(block))
             return
         super()._convert_block(
@@ -138,11 +148,12 @@ class SpanServingMessages(AnthropicServingMessages):
 
     @classmethod
     def _convert_user_tool_result(cls, block: Any, openai_messages: Any) -> None:
+        start = len(openai_messages)
         super()._convert_user_tool_result(block, openai_messages)
-        if not _mark(block) and not any(_mark(one) for one in _dicts(block.content)):
+        tool = openai_messages[start]
+        if all(_mark(one) is None for one in (block, *_dicts(block.content))):
             return
-        tool = next(one for one in reversed(openai_messages) if one["role"] == "tool")
-        if _mark(block):
+        if _mark(block) is not None:
             tool["content"] = [
                 {"type": "text", "text": _joined_text(block.content), MARK: _mark(block)}
             ]
@@ -177,18 +188,20 @@ def _place_marks(system: Any, messages: list[SpanMessage]) -> None:
         _place(system, kept=system[:1])
     for message in messages:
         if isinstance(message.content, list):
-            _place(message.content, kept=message.content[-1:])
+            is_answer = message.role == "assistant"
+            _place(message.content, kept=message.content[0 if is_answer else -1 :])
 
 
 def _place(blocks: list[SpanBlock], kept: list[SpanBlock]) -> None:
-    """Marks documents, and blocks with `cache_control` but for those that are kept as text."""
+    """Marks documents, and texts with `cache_control` but for those that are kept as text."""
     for block in blocks:
         if block.type == "tool_result":
             for item in _dicts(block.content):
                 if item.get("type") == "document" or item.get("cache_control"):
                     item.setdefault(MARK, {"span": True})
         elif block.minipic is None and (
-            block.type == "document" or (block.cache_control and block not in kept)
+            block.type == "document"
+            or (block.type == "text" and block.cache_control and block not in kept)
         ):
             block.minipic = {"span": True}
 

@@ -68,7 +68,7 @@ def report(kernel, num_queries, unrotated):
         "name": f"{kernel.__name__} {num_queries}",
         "shared_bytes": result.metadata.shared,
         "spilled_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),
-        "tiles_in_flight": min(map(int, buffers)),
+        "keys_in_flight": min(map(int, buffers)) * geometry.block_n,
         "loads": result.asm["ttgir"].count("async_copy_global_to_local"),
     }
 

@@ -298,6 +298,13 @@ class BaseEngine(ABC):
         """Tokens of a text, with special tokens off."""
         return len(self.token_ids(text))
 
+    def count_prompt_tokens(self, prompt: Prompt | str, **options: Any) -> int:
+        """Tokens of a prompt as it is laid out, markers and pads included, even of one that is
+        too long for the context."""
+        settings, span_options = self._layout_choice(split_options(options).layout)
+        given = Prompt(prompt) if isinstance(prompt, str) else prompt
+        return len(self.layout.lay_out(given, settings, options=span_options).token_ids)
+
     # ---- life -------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:

@@ -99,6 +99,9 @@ class Spy:
     def count_tokens(self, text: str) -> int:
         return int(self._engine.count_tokens(text))
 
+    def count_prompt_tokens(self, prompt: Any, **options: Any) -> int:
+        return int(self._engine.count_prompt_tokens(prompt, **options))
+
     def token_ids(self, text: str) -> list[int]:
         return list(self._engine.token_ids(text))
 

@@ -222,6 +222,23 @@ def test_leaving_a_stream_aborts_the_request() -> None:
     assert wait_for(lambda: engine.aborted)
 
 
+def test_leaving_an_async_stream_aborts_the_request() -> None:
+    llm, engine = model(FakeEngine("word " * 50, token_s=0.05))
+
+    async def main() -> None:
+        async for response in await llm.astream_chat(MESSAGES):
+            assert response.delta
+            break
+        gc.collect()
+        for _ in range(100):
+            if engine.aborted:
+                return
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert engine.aborted
+
+
 def test_cancelling_aborts_the_request_within_a_second() -> None:
     llm, engine = model(FakeEngine("word", ttft_s=30))
 

@@ -247,6 +247,10 @@ class FakeEngine:
     def count_tokens(self, text: str) -> int:
         return len(self.token_ids(text))
 
+    def count_prompt_tokens(self, prompt: Prompt | str, **options: Any) -> int:
+        segments = self._layout.segments(_as_prompt(prompt), options)
+        return sum(segment.num_tokens for segment in segments)
+
     def token_ids(self, text: str) -> list[int]:
         self._log.check_open()
         return [token_id(token) for token in split_tokens(text)]

@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.minipic._history import trimmed
 from llama_index.llms.minipic._messages import to_prompt
 
-from minipic_backend import ConfigurationError, ContextWindowError, EngineProtocol, Prompt
+from minipic_backend import ConfigurationError, EngineProtocol, Prompt
 from minipic_backend.sampling import LAYOUT_OPTIONS
 from minipic_backend.tools import AnswerPlan, plan_answer
 
@@ -99,10 +99,7 @@ class ChatRequest:
         if _most_tokens(prompt) <= room:
             return True
         layout = {name: v for name, v in self.options.items() if name in LAYOUT_OPTIONS}
-        try:
-            return len(engine.explain(prompt, **layout).token_ids) <= room
-        except ContextWindowError:
-            return False
+        return engine.count_prompt_tokens(prompt, **layout) <= room
 
 
 def _most_tokens(prompt: Prompt) -> int:

@@ -106,7 +106,7 @@ def test_what_is_no_document_stays_what_it_is() -> None:
     answer = {"role": "assistant", "content": [text("a", **CACHED), text("b"), call]}
     assert convert(user(text("q")), answer)[1]["content"] == [text("a"), text("b")]
     billing = text("x-anthropic-billing-header: 1", **CACHED)
-    system = [billing, text("s"), text("d", **CACHED)]
+    system = [billing, text("s", **CACHED), text("d", **CACHED)]
     assert convert(user(text("q")), system=system)[0]["content"] == [text("s"), text("d", **SPAN)]
 
 

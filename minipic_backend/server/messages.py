@@ -106,11 +106,7 @@ class SpanServingMessages(AnthropicServingMessages):
         super()._convert_system_message(anthropic_request, openai_messages, **options)
         if not isinstance(anthropic_request.system, list):
             return
-        system = [
-            block
-            for block in anthropic_request.system
-            if not (block.text or "").startswith(_BILLING)  # as vLLM leaves it out
-        ]
+        system = _without_billing(anthropic_request.system)
         if any(_mark(block) is not None for block in system):
             parts = [_text_part(block) for block in system]
             inline = openai_messages[start:]
@@ -185,11 +181,16 @@ def keep_marks(state: Any) -> None:
 
 def _place_marks(system: Any, messages: list[SpanMessage]) -> None:
     if isinstance(system, list):
-        _place(system, kept=system[:1])
+        _place(system, kept=_without_billing(system)[:1])
     for message in messages:
         if isinstance(message.content, list):
             is_answer = message.role == "assistant"
             _place(message.content, kept=message.content[0 if is_answer else -1 :])
+
+
+def _without_billing(system: list[SpanBlock]) -> list[SpanBlock]:
+    """Without what an agent adds to each request for its own purposes; vLLM leaves it out too."""
+    return [block for block in system if not (block.text or "").startswith(_BILLING)]
 
 
 def _place(blocks: list[SpanBlock], kept: list[SpanBlock]) -> None:

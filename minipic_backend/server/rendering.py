@@ -58,7 +58,8 @@ class SpanRenderer:
         self._config = facts.config
         self._max_model_len = facts.max_model_len
         self._defaults = defaults
-        self._layout = Layout(facts.tokenizer, facts.config)
+        # No memory of tokenized documents: its timing would tell one tenant of another's.
+        self._layout = Layout(facts.tokenizer, facts.config, max_cached_tokens=0)
         self._choose({})
 
     async def lay_out(

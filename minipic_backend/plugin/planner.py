@@ -254,6 +254,15 @@ class SpanPlanner:
             # Its last block as well, which ends in pads that it does not compute.
             self._cache.publish(request, len(request.block_hashes) * self._block_size)
 
+    def note_loaded(self, job: SpanJob) -> None:
+        """What a job found in host memory was not computed for those who wait."""
+        stats = job.request.prefill_stats
+        loaded = stats.num_external_cached_tokens // self._block_size if stats is not None else 0
+        for request_id in job.waiters if loaded else ():
+            plan = self._plans.get(request_id)
+            if plan is not None and job.key in plan.own:
+                plan.own[job.key] = max(plan.own[job.key] - loaded, 0)
+
     def computed(self, job: SpanJob) -> None:
         """A step was scheduled that completes the job; its blocks stay for those who wait."""
         blocks = self._cache.blocks_of(job.request)[job.num_frame_blocks :]

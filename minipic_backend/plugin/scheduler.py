@@ -24,7 +24,7 @@ from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.hasher import SpanBlockHasher
 from minipic_backend.plugin.holds import Holds
 from minipic_backend.plugin.metrics import SpanCounts
-from minipic_backend.plugin.planner import SpanPlanner
+from minipic_backend.plugin.planner import Plan, SpanPlanner
 from minipic_backend.plugin.queues import span_queue
 from minipic_backend.plugin.span_jobs import JOB_PREFIX, SpanJob
 from minipic_backend.segments import SegmentTable
@@ -93,18 +93,22 @@ class _SpanScheduling(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = super().schedule(*args, **kwargs)
+        plans: list[Plan] = []
         jobs: list[SpanJob] = []
         for request_id in output.num_scheduled_tokens:
             plan = self.planner.plan_of(request_id)
             if plan is not None:
-                if not plan.admitted:
-                    self._admitted(plan)
-                if not plan.request.is_prefill_chunk:
-                    self.planner.prefilled(plan)
+                plans.append(plan)
             elif self.planner.num_jobs:
                 job = self.planner.job(request_id)
                 if job is not None and job.is_computed:
+                    self.planner.note_loaded(job)
                     jobs.append(job)
+        for plan in plans:
+            if not plan.admitted:
+                self._admitted(plan)
+            if not plan.request.is_prefill_chunk:
+                self.planner.prefilled(plan)
         for job in jobs:
             self.planner.computed(job)
         if self.connector is None:
@@ -194,7 +198,7 @@ class _SpanScheduling(Scheduler):
         self.block_cache.unpublish(request)
         super()._preempt_request(request, *args, **kwargs)
 
-    def _admitted(self, plan: Any) -> None:
+    def _admitted(self, plan: Plan) -> None:
         request = plan.request
         stats = request.prefill_stats
         first = stats is not None and request.num_preemptions == 0

@@ -109,7 +109,6 @@ class JobMaker:
             priority=waiter.priority,
         )
         request.block_hashes = hashes
-        request.prefill_stats = None
         return SpanJob(hashes[-1], request, num_frame_blocks, num_missing, frame)
 
     def _sampling_params(self, frame: Frame) -> SamplingParams:

@@ -116,8 +116,10 @@ class Session:
 
 
 @contextmanager
-def open_session(variant: str, model: str, engine_args: Mapping[str, Any]) -> Iterator[Session]:
-    """Starts an engine in a process of its own, as vLLM's `LLM` does, and closes it.
+def open_session(
+    variant: str, model: str, engine_args: Mapping[str, Any], *, separate_process: bool = True
+) -> Iterator[Session]:
+    """Starts an engine, in a process of its own as vLLM's `LLM` does, and closes it.
 
     Raises:
         ConfigurationError: an unknown variant.
@@ -136,7 +138,7 @@ def open_session(variant: str, model: str, engine_args: Mapping[str, Any]) -> It
         from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
         settings["attention_backend"] = AttentionBackendEnum[settings["attention_backend"]]
-    driver = EngineDriver({**arguments, **settings}, separate_process=True)
+    driver = EngineDriver({**arguments, **settings}, separate_process=separate_process)
     try:
         yield Session(variant, driver)
     finally:

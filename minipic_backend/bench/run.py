@@ -86,7 +86,9 @@ def run(options: argparse.Namespace) -> int:
         if variant not in VARIANTS:
             raise SystemExit(f"minipic bench: no engine {variant!r}; known: {', '.join(VARIANTS)}")
         _say(f"Starting {variant}")
-        with open_session(variant, model, engine_args) as session:
+        # On a CPU vLLM keeps its worker in a process that `retune` could not find the scheduler from.
+        separate = on_gpu or not options.trace
+        with open_session(variant, model, engine_args, separate_process=separate) as session:
             for row in _figures(session, options, on_gpu=on_gpu):
                 rows.append(row)
                 _say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
@@ -153,8 +155,7 @@ def _engine_args(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]
     names = ("max_model_len", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.trace:
-        # `retune` has to find the scheduler in the worker's process.
-        given["distributed_executor_backend"] = "uni"
+        given["distributed_executor_backend"] = "uni"  # scheduler and worker in one process
         given["max_num_seqs"] = max(_max_num_seqs(options))
     if not on_gpu:
         # A stock engine takes blocks of 128 tokens on a CPU: the same size for both.

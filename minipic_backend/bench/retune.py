@@ -1,8 +1,8 @@
 """Settings of a running engine that benchmarks vary: starting an engine takes minutes.
 
 `retune` runs in the worker's process, by vLLM's `collective_rpc`. That has to be the engine's, too:
-the settings are the scheduler's, whose owner is then above us on the call stack. vLLM has no call of
-its own that reaches it.
+the settings are the scheduler's, whose owner is then above us on the call stack. vLLM has no call
+of its own that reaches it.
 """
 
 from __future__ import annotations

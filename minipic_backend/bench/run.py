@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         if variant not in VARIANTS:
             raise SystemExit(f"minipic bench: no engine {variant!r}; known: {', '.join(VARIANTS)}")
         _say(f"Starting {variant}")
-        # On a CPU vLLM keeps its worker in a process that `retune` could not find the scheduler from.
+        # With an engine process on a CPU, vLLM keeps the worker in a third: no way for `retune`.
         separate = on_gpu or not options.trace
         with open_session(variant, model, engine_args, separate_process=separate) as session:
             for row in _figures(session, options, on_gpu=on_gpu):

@@ -81,14 +81,13 @@ class Traffic:
         """Each request by itself, with nothing cached."""
         found = []
         for asked in self.asked:
-            assert self._rig.driver.call(lambda llm: llm.reset_prefix_cache())
+            self._rig.reset()
             (answer,) = self._play([asked], abort=0.0)
             found.append(answer)
         return found
 
     def together(self, *, abort: float) -> list[Answer]:
-        """All of them, from an empty cache; a share of the steps aborts one."""
-        assert self._rig.driver.call(lambda llm: llm.reset_prefix_cache())
+        """All of them; a share of the steps aborts one."""
         return self._play(self.asked, abort=abort)
 
     def _play(self, asked: Sequence[Asked], *, abort: float) -> list[Answer]:
@@ -139,6 +138,7 @@ def test_every_answer_is_the_one_computed_alone(rig: Any, seed: int) -> None:
     """28 blocks: two or three requests at a time. A prompt and its answer need up to 12."""
     traffic = Traffic(rig, seed)
     alone = traffic.alone()
+    rig.reset()
     free = rig.num_free_blocks()
     with rig.shrunk(28), rig.watched() as steps:
         answers = traffic.together(abort=0.08)
@@ -156,6 +156,7 @@ def test_every_answer_is_the_one_computed_alone(rig: Any, seed: int) -> None:
 
 def test_with_room_every_document_is_computed_once(rig: Any) -> None:
     traffic = Traffic(rig, 7)
+    rig.reset()
     answers = traffic.together(abort=0.0)
     used = {number for asked in traffic.asked for number in asked.documents}
     computed = sum(len(traffic.spans[number]) for number in used)

@@ -57,6 +57,37 @@ CALLABLES: dict[str, list[str] | None] = {
         "request", "start_token_idx", "end_token_idx", "start_mm_idx",
     ],
     "v1.core.sched.scheduler.Scheduler.add_request": ["self", "request"],
+    "v1.core.sched.scheduler.Scheduler.finish_requests": ["self", "request_ids", "finished_status"],
+    "v1.core.sched.scheduler.Scheduler.schedule": ["self", "throttle_prefills"],
+    "v1.core.sched.scheduler.Scheduler.update_from_output": [
+        "self", "scheduler_output", "model_runner_output",
+    ],
+    "v1.core.sched.scheduler.Scheduler.make_stats": None,
+    "v1.core.sched.scheduler.Scheduler.reset_prefix_cache": None,
+    "v1.core.sched.scheduler.Scheduler._handle_blocked_waiting_request": ["self", "request"],
+    "v1.core.sched.scheduler.Scheduler._preempt_request": [
+        "self", "request", "timestamp", "drop_stale_output",
+    ],
+    "v1.core.sched.request_queue.FCFSRequestQueue.peek_request": ["self"],
+    "v1.core.sched.request_queue.PriorityRequestQueue.peek_request": ["self"],
+    "v1.core.kv_cache_manager.KVCacheManager.allocate_slots": [
+        "self", "request", "num_new_tokens", "num_new_computed_tokens", "new_computed_blocks",
+        "num_lookahead_tokens", "num_external_computed_tokens", "delay_cache_blocks",
+        "num_encoder_tokens", "full_sequence_must_fit", "reserved_blocks", "has_scheduled_reqs",
+        "skip_zeroing_group_ids",
+    ],
+    "v1.core.kv_cache_manager.KVCacheManager.record_prefix_cache_stats": [
+        "self", "request", "num_hits",
+    ],
+    "v1.core.kv_cache_coordinator.KVCacheCoordinator.cache_blocks": [
+        "self", "request", "num_computed_tokens",
+    ],
+    "v1.core.kv_cache_utils.make_block_hash_with_group_id": ["block_hash", "group_id"],
+    "v1.core.block_pool.BlockHashToBlockMap.get_one_block": ["self", "key"],
+    "v1.core.block_pool.BlockPool.touch": ["self", "blocks"],
+    "v1.core.block_pool.BlockPool.free_blocks": ["self", "ordered_blocks"],
+    "v1.core.block_pool.BlockPool.evict_blocks": ["self", "block_ids"],
+    "v1.metrics.loggers.StatLoggerManager.__init__": None,
     "v1.core.sched.async_scheduler.AsyncScheduler.__init__": None,
     "v1.worker.cpu_worker.CPUWorker.init_device": ["self"],
     "v1.worker.cpu_model_runner.CPUModelRunner.load_model": ["self", "load_dummy_weights"],
@@ -128,6 +159,13 @@ FIELDS: dict[str, set[str]] = {
         "attention_backend", "tokenizer", "tokenizer_mode", "trust_remote_code",
         "tokenizer_revision", "kv_cache_memory_bytes", "enforce_eager",
     },
+    "v1.metrics.stats.SchedulerStats": {
+        "num_kv_fetch_reqs_by_stage", "num_running_reqs", "num_waiting_reqs",
+    },
+    "v1.metrics.stats.PrefillStats": {
+        "num_prompt_tokens", "num_cached_tokens", "num_local_cached_tokens",
+        "num_external_cached_tokens",
+    },
     "v1.attention.backend.CommonAttentionMetadata": {
         "query_start_loc", "query_start_loc_cpu", "seq_lens", "num_reqs", "num_actual_tokens",
         "max_query_len", "max_seq_len", "block_table_tensor", "slot_mapping",
@@ -186,6 +224,25 @@ SOURCE_HOLDS: dict[str, list[str]] = {
         "self.scheduler.shutdown()", "gc.unfreeze()", "cleanup_dist_env_and_memory()",
     ],
     "v1.request.Request.append_output_token_ids": ["self.update_block_hashes()"],
+    # A request's jobs go in front of it when it is peeked at, and publish what they compute when
+    # they are allocated: the request behind them reads it in the same step.
+    "v1.core.sched.scheduler.Scheduler.schedule": [
+        "request = request_queue.peek_request()", "self._handle_blocked_waiting_request(request)",
+        "self._get_local_prefix_cache_hit(request)", "request.prefill_stats.set(",
+        "self.kv_cache_manager.allocate_slots(\n                    request,\n                    "
+        "num_tokens_past_hit,", "request = request_queue.pop_request()",
+        "self._update_after_schedule(scheduler_output)",
+    ],
+    "v1.core.kv_cache_manager.KVCacheManager.allocate_slots": [
+        "self.coordinator.cache_blocks(request, num_tokens_to_cache)",
+    ],
+    # A job that was ended right behind `schedule` is not looked for any more.
+    "v1.core.sched.scheduler.Scheduler.update_from_output": [
+        "request = self.requests.get(req_id)", "if request is None or request.is_finished():",
+        "kv_transfer_params=kv_transfer_params,",
+    ],
+    # The logger that takes our counts out of the statistics is the first of the list.
+    "v1.metrics.loggers.StatLoggerManager.record": ["for stat_logger in self.stat_loggers:"],
 }  # fmt: skip
 
 

@@ -42,6 +42,10 @@ class ChatSuite(ChatModelIntegrationTests):
         return {**self.params, "max_tokens": 48}
 
     @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"max_tokens": 120}
+
+    @property
     def supports_json_mode(self) -> bool:
         return True
 
@@ -72,6 +76,20 @@ class ChatSuite(ChatModelIntegrationTests):
         chunks = list(model.stream(messages))
         return sum(chunks[1:], chunks[0])
 
+    # A model this small talks on where a text may be of any length: give it room, and a penalty.
+
+    def test_json_mode(self, model: BaseChatModel) -> None:
+        super().test_json_mode(_patient(model))
+
+    def test_bind_runnables_as_tools(self, model: BaseChatModel) -> None:
+        super().test_bind_runnables_as_tools(_patient(model))
+
+    def test_tool_choice(self, model: BaseChatModel) -> None:
+        super().test_tool_choice(_patient(model))
+
+    def test_unicode_tool_call_integration(self, model: BaseChatModel) -> None:  # type: ignore[override]
+        super().test_unicode_tool_call_integration(_patient(model))
+
     @pytest.mark.xfail(reason=SMALL, strict=False)
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
@@ -79,7 +97,7 @@ class ChatSuite(ChatModelIntegrationTests):
     def test_agent_loop_with_forced_choice(self, model: BaseChatModel) -> None:
         """`test_agent_loop` where the first call is forced."""
         question = HumanMessage("What is the weather in San Francisco, CA?")
-        call = model.bind_tools([get_weather], tool_choice="any").invoke([question])
+        call = _patient(model).bind_tools([get_weather], tool_choice="any").invoke([question])
         assert isinstance(call, AIMessage)
         assert any(block["type"] == "tool_call" for block in call.content_blocks)
         (tool_call,) = call.tool_calls
@@ -87,6 +105,10 @@ class ChatSuite(ChatModelIntegrationTests):
         assert isinstance(result, ToolMessage)
         answer = model.bind_tools([get_weather]).invoke([question, call, result])
         assert isinstance(answer, AIMessage)
+
+
+def _patient(model: BaseChatModel) -> BaseChatModel:
+    return model.model_copy(update={"max_tokens": 200, "frequency_penalty": 1.0})
 
 
 class _Seen(BaseCallbackHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,8 +101,11 @@ def test_an_agent_that_must_answer_in_a_structure() -> None:
     agent = create_agent(llm, [search], response_format=Queen)
     state = agent.invoke({"messages": [HumanMessage("Who?")]})
     assert state["structured_response"] == Queen(name="Teutberga")
-    schema = engine(llm).calls[0].options["structured_outputs"]["json"]
-    names = [option["properties"]["name"]["const"] for option in schema["items"]["anyOf"]]
+    held = json.loads(engine(llm).calls[0].options["structured_outputs"]["structural_tag"])
+    names = [
+        json.loads(tag["begin"].split('"name": ')[1].split(",")[0])
+        for tag in held["format"]["tags"]
+    ]
     assert names == ["search", "Queen"]
 
 

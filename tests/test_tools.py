@@ -178,16 +178,21 @@ def test_wrong_choices_are_refused(choice: Any, tools: list[Any], match: str) ->
         resolve_tool_choice(choice, tools)
 
 
+def held_to(tool_parser: str, **options: Any) -> Any:
+    return plan_answer(None, tool_parser=tool_parser, **options).options["structured_outputs"]
+
+
 def test_forced_answers_are_held_to_a_schema() -> None:
+    """Where we cannot write the model's own syntax."""
     import jsonschema
 
     def schema(**options: Any) -> Any:
-        return plan_answer(None, **options).options["structured_outputs"]["json"]
+        return held_to("mistral", tool_choice="any", **options)["json"]
 
-    jsonschema.validate({"a": 1, "b": 2}, schema(tools=[ADD], tool_choice="any"))
-    required = schema(tools=[ADD, NOW], tool_choice="any")
+    jsonschema.validate({"a": 1, "b": 2}, schema(tools=[ADD]))
+    required = schema(tools=[ADD, NOW])
     jsonschema.validate(json.loads(f"[{ADD_JSON}, {ADD_JSON}]"), required)
-    single = schema(tools=[ADD, NOW], tool_choice="any", parallel=False)
+    single = schema(tools=[ADD, NOW], parallel=False)
     for wrong, against in (
         ([], required),
         ([{"name": "add", "arguments": {}}], required),
@@ -196,6 +201,36 @@ def test_forced_answers_are_held_to_a_schema() -> None:
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, against)
+
+
+HERMES_ADD = f"<tool_call>\n{ADD_JSON}\n</tool_call>"
+HERMES_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        ({"tools": [ADD]}, HERMES_ADD, '{"a": 1, "b": 2}'),
+        ({"tools": [ADD, NOW]}, f"{HERMES_ADD}\n{HERMES_NOW}", "Well, "),
+        ({"tools": [ADD, NOW], "parallel": False}, HERMES_NOW, f"{HERMES_NOW}\n{HERMES_ADD}"),
+        ({"tools": [NOW]}, HERMES_NOW, HERMES_NOW.replace("{}", '{"x": 1}')),
+    ],
+)
+def test_forced_answers_are_held_to_the_models_own_syntax(
+    smollm2_tokenizer: Any, options: dict[str, Any], good: str, bad: str
+) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    plan = plan_answer(smollm2_tokenizer, tool_choice="any", **options)
+    tag = plan.options["structured_outputs"]["structural_tag"]
+    info = xgrammar.TokenizerInfo.from_huggingface(smollm2_tokenizer)
+    grammar = xgrammar.GrammarCompiler(info).compile_structural_tag(tag)
+    matcher = xgrammar.GrammarMatcher(grammar, terminate_without_stop_token=True)
+    assert matcher.accept_string(good)
+    assert not xgrammar.GrammarMatcher(grammar).accept_string(bad)
+    answer = plan.parser().parse(good)
+    assert [f'"name": "{call.name}"' in good for call in answer.tool_calls] == [True] * good.count(
+        "name"
+    )
 
 
 def test_shared_definitions_move_to_the_top() -> None:
@@ -207,11 +242,11 @@ def test_shared_definitions_move_to_the_top() -> None:
         return made
 
     tools = [with_point("a", point), with_point("b", point)]
-    plan = plan_answer(None, tools=tools, tool_choice="any")
-    assert plan.options["structured_outputs"]["json"]["$defs"] == {"Point": point}
+    assert held_to("mistral", tools=tools, tool_choice="any")["json"]["$defs"] == {"Point": point}
     assert tools[0]["function"]["parameters"]["$defs"]  # the caller's stays as it was
+    other = [tools[0], with_point("b", {"type": "null"})]
     with pytest.raises(ConfigurationError, match="Point"):
-        plan_answer(None, tools=[tools[0], with_point("b", {"type": "null"})], tool_choice="any")
+        held_to("mistral", tools=other, tool_choice="any")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from typing import Any, Literal
 
 from minipic_backend.errors import ConfigurationError
 
-__all__ = ["ToolChoice", "calls_schema", "resolve_tool_choice", "tool_name"]
+__all__ = ["ToolChoice", "calls_schema", "calls_tag", "resolve_tool_choice", "tool_name"]
+
+_MAX_WHITESPACE = 20
+"""Characters of white space in a row, where JSON allows any number: small models never stop."""
 
 Tool = Mapping[str, Any]
 """{"type": "function", "function": {"name": …, "description": …, "parameters": JSON schema}}"""
@@ -112,6 +116,43 @@ def calls_schema(choice: ToolChoice, tools: Sequence[Tool], *, parallel: bool = 
     if not parallel:
         schema["maxItems"] = 1
     return {**schema, "$defs": definitions} if definitions else schema
+
+
+def calls_tag(
+    choice: ToolChoice, tools: Sequence[Tool], *, start: str, end: str, parallel: bool = True
+) -> str:
+    """As `calls_schema`, as a structural tag: calls between `start` and `end`, as the model was
+    taught to write them, which small models need to find the right arguments.
+
+    Raises:
+        ConfigurationError: the choice forces nothing.
+    """
+    if not choice.forced:
+        raise ConfigurationError(f"tool_choice {choice.mode!r} forces no call")
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'{start}\n{{"name": {json.dumps(tool_name(tool))}, "arguments": ',
+            "content": {
+                "type": "json_schema",
+                "json_schema": _parameters(tool),
+                "max_whitespace_cnt": _MAX_WHITESPACE,
+            },
+            "end": f"}}\n{end}",
+        }
+        for tool in tools
+        if choice.name in (None, tool_name(tool))
+    ]
+    if choice.mode == "named":
+        return json.dumps({"type": "structural_tag", "format": tags[0]})
+    several = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
+    return json.dumps({"type": "structural_tag", "format": several})
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

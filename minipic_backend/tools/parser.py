@@ -22,8 +22,8 @@ class AnswerFormat:
     Args:
         tools: how tool calls look; None: there are none to look for.
         names: tools there are. JSON without a tag around it is a call only of one of these.
-        only_arguments_of: the whole answer is the arguments of this tool, as forced decoding
-            makes it.
+        only_arguments_of: an answer that starts as a JSON object is the arguments of this tool,
+            as forced decoding makes it.
         reasoning: the tags around reasoning; None: all of it is content.
         reasoning_open: the prompt ends with the start tag, so that reasoning comes at once.
     """
@@ -57,6 +57,7 @@ class TextParser(Protocol):
 class _State(Enum):
     START = auto()  # nothing but white space so far
     REASONING = auto()
+    ARGUMENTS = auto()  # of the one tool there can be, to the end
     CONTENT = auto()
     CALLS = auto()
     CLOSING = auto()  # behind a call, where its closing tag may come
@@ -84,30 +85,20 @@ class AnswerParser:
 
     def feed(self, text: str, token_ids: tuple[int, ...] = ()) -> AnswerDelta:
         """What the next piece of text amounts to."""
-        if self._format.only_arguments_of is not None:
-            return self._read_forced(text)
         return self._read(text, final=False)
 
     def finish(self) -> AnswerDelta:
         """What was held back; call it once, at the end."""
-        if self._format.only_arguments_of is not None:
-            return AnswerDelta()
         return self._read("", final=True)
 
     def parse(self, text: str, token_ids: tuple[int, ...] = ()) -> Answer:
         """A whole answer; for a parser that has read nothing yet."""
         return Answer.join([self.feed(text, token_ids), self.finish()])
 
-    def _read_forced(self, text: str) -> AnswerDelta:
-        if not text:
-            return AnswerDelta()
-        first, self._num_calls = self._num_calls == 0, 1
-        id, name = (self._new_id(), self._format.only_arguments_of) if first else (None, None)
-        return AnswerDelta(tool_calls=(ToolCallDelta(0, id, name, text),))
-
     def _read(self, text: str, *, final: bool) -> AnswerDelta:
         readers = {
             _State.START: self._read_start,
+            _State.ARGUMENTS: self._read_arguments,
             _State.REASONING: self._read_reasoning,
             _State.CONTENT: self._read_content,
             _State.CALLS: self._read_calls,
@@ -139,10 +130,19 @@ class AnswerParser:
         if reasoning is not None and core.startswith(reasoning.start):
             self._state = _State.REASONING
             return core[len(reasoning.start) :]
+        if self._format.only_arguments_of is not None and core.startswith("{"):
+            self._state = _State.ARGUMENTS
+            return core
         if tools is not None and tools.bare and core[:1] in ("{", "["):
             return self._open(text[: len(text) - len(core)], core, known=self._format.names)
         self._state = _State.CONTENT
         return text
+
+    def _read_arguments(self, text: str, parts: list[AnswerDelta], final: bool) -> str:
+        first, self._num_calls = self._num_calls == 0, 1
+        id, name = (self._new_id(), self._format.only_arguments_of) if first else (None, None)
+        parts.append(AnswerDelta(tool_calls=(ToolCallDelta(0, id, name, text),)))
+        return ""
 
     def _read_reasoning(self, text: str, parts: list[AnswerDelta], final: bool) -> str:
         assert self._format.reasoning is not None

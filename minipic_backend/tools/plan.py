@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minipic_backend.tokenizer import Tokenizer
-from minipic_backend.tools.choice import ToolChoice, calls_schema, resolve_tool_choice, tool_name
+from minipic_backend.tools.choice import (
+    ToolChoice,
+    calls_schema,
+    calls_tag,
+    resolve_tool_choice,
+    tool_name,
+)
 from minipic_backend.tools.parser import AnswerFormat, AnswerParser, TextParser
 from minipic_backend.tools.syntax import (
     TOOL_SYNTAXES,
+    ToolSyntax,
     find_reasoning_tags,
     find_tool_syntax,
     opens_reasoning,
@@ -81,12 +88,13 @@ def plan_answer(
     template_kwargs = template_kwargs or {}
     choice = resolve_tool_choice(tool_choice, tools)
     names = frozenset(tool_name(tool) for tool in tools)
-    if choice.forced:
-        schema = calls_schema(choice, tools, parallel=parallel)
-        format = AnswerFormat(TOOL_SYNTAXES["json"], names, choice.name)
-        return AnswerPlan(tuple(tools), {"structured_outputs": {"json": schema}}, format, choice)
-
     template = template_text(tokenizer, template_kwargs)
+    if choice.forced:
+        syntax = TOOL_SYNTAXES.get(tool_parser or find_tool_syntax(template))
+        held, syntax = _held_to(choice, tools, syntax, parallel=parallel)
+        format = AnswerFormat(syntax, names, choice.name)
+        return AnswerPlan(tuple(tools), {"structured_outputs": held}, format, choice)
+
     tags = reasoning_tags(reasoning_parser) if reasoning_parser else find_reasoning_tags(template)
     if structured:
         tags = None
@@ -98,3 +106,18 @@ def plan_answer(
     special = format.needs_special_tokens or theirs is not None
     options = {"skip_special_tokens": False} if special else {}
     return AnswerPlan(tuple(tools), options, format, choice, theirs, tokenizer)
+
+
+def _held_to(
+    choice: ToolChoice,
+    tools: Sequence[Mapping[str, Any]],
+    syntax: ToolSyntax | None,
+    *,
+    parallel: bool,
+) -> tuple[dict[str, Any], ToolSyntax]:
+    """What a forced answer is held to, and how to read it: the model's own syntax where we can
+    write it, else plain JSON."""
+    if syntax is None or syntax.end is None:
+        return {"json": calls_schema(choice, tools, parallel=parallel)}, TOOL_SYNTAXES["json"]
+    tag = calls_tag(choice, tools, start=syntax.starts[0], end=syntax.end, parallel=parallel)
+    return {"structural_tag": tag}, replace(syntax, bare=True)

@@ -8,12 +8,7 @@ from minipic_backend.models import ensure_smollm2
 
 __all__ = ["model_params"]
 
-_ENGINE_OPTIONS = {
-    "max_model_len": 2048,
-    "kv_cache_gib": 0.25,
-    # A model this small fills its context with line breaks where JSON allows them.
-    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-}
+_ENGINE_OPTIONS = {"max_model_len": 2048, "kv_cache_gib": 0.25}
 
 
 def model_params(**further: Any) -> dict[str, Any]:

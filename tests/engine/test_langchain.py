@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_minipic import ChatMiniPIC, MiniPIC, SpanPromptTemplate
+from langchain_model import model_params
 
 from minipic_backend import EngineClosedError, PromptError
 
@@ -39,10 +39,8 @@ class Rotating(BaseRetriever):
 
 
 @pytest.fixture(scope="module")
-def llm(model: str) -> Iterator[ChatMiniPIC]:
-    options = {"max_model_len": 2048, "kv_cache_gib": 0.125}
-    with ChatMiniPIC(model=model, engine_options=options, temperature=0, max_tokens=6) as llm:
-        yield llm
+def llm() -> ChatMiniPIC:
+    return ChatMiniPIC(**model_params(max_tokens=6))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +116,7 @@ def test_timeout_and_bad_prompts_leave_it_serving(llm: ChatMiniPIC) -> None:
 
 
 def test_text_model_shares_the_engine(llm: ChatMiniPIC) -> None:
-    text = MiniPIC(model=llm.model, engine_options=llm.engine_options, temperature=0, max_tokens=4)
+    text = MiniPIC(**model_params(max_tokens=4))
     assert "Paris" in text.invoke("The capital of France is")
     assert text._get_engine() is llm._get_engine()
     text.close()

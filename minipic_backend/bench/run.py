@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=None)
     parser.add_argument("--gpu-memory-utilization", type=float, default=None)
     parser.add_argument("--enforce-eager", action="store_true", default=None)
+    parser.add_argument(
+        "--graph-sizes", default=None, help="batches to capture CUDA graphs for; few start faster"
+    )
     parser.add_argument("--json", type=Path, default=None, help="write figures there")
 
 

@@ -1,24 +1,46 @@
 """The primer: stand-in documents at the end of the prefix.
 
 A document that was computed with no other in front of it looks to the question like the first and
-only one; ten of those confuse a model. Behind two stand-ins they do less so, at no cost per
-request: the primer is part of the prefix (figures: docs/architecture.md).
+only one; ten of those confuse a model. Behind stand-ins they do less so, at no cost per request:
+the primer is part of the prefix. Stand-ins that look like the documents do best (figures and
+choice: docs/quality.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
-__all__ = ["AUTO_PRIMER", "primer_passages"]
+__all__ = ["AUTO_PRIMER", "own_primer", "primer_passages"]
 
-# Invented places and things, no people and no years: nothing here may pass for an answer. Changing
-# a character makes every cached span cold.
+# Invented throughout: nothing here may pass for an answer. Two articles of an encyclopedia, each
+# under its title: how most documents of a retriever look. Changing a character makes every cached
+# span cold.
 AUTO_PRIMER: tuple[str, str] = (
-    "Ostrivel is a small market town on the upper Tamsk, a river of the Korvane plain. It has a "
-    "covered bridge, an old grain hall and a paper mill, and is known for its orchards.",
-    "The velmara is a stringed instrument with nine strings and a flat back, carved from a single "
-    "piece of pear wood. It is plucked with the fingers and accompanies slow dances.",
+    "Kasimir Ellerelli\n"
+    "Kasimir Ellerelli (2 March 1886 \u2013 27 March 1947) was a Czech botanist, born in "
+    "Queensstead, Cordelia. Critics valued the early work most, of which 6 pieces survive. "
+    "Ellerelli received the medal of the city of Clarburgh and never left the region again.",
+    "The Winter Orchard of Harrowford\n"
+    "The Winter Orchard of Harrowford is a 1994 Czech crime film directed by Bruno Holov. The film "
+    "stars Jorun Norsen and was shown at 55 festivals. It tells of two sisters who inherit a mill "
+    "near Ravenfield.",
 )
+
+
+def own_primer(documents: Iterable[str], count: int = 4) -> tuple[str, ...]:
+    """A primer of the user's own documents, for `primer=`: those of middle length.
+
+    They are in every prompt from then on, and a question may take its answer from them: choose
+    from documents that are about what yours are about, but not asked for.
+
+    Args:
+        documents: as the prompt shows them, title and all; a few hundred will do.
+        count: how many. Four cost some 500 tokens of prefix, computed once.
+    """
+    ordered = sorted(set(documents), key=lambda text: (len(text), text))
+    start = max(0, len(ordered) // 2 - count // 2)
+    return tuple(ordered[start : start + count])
 
 
 def primer_passages(primer: Literal["auto"] | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -525,7 +525,8 @@ def test_explain(layout: Layout) -> None:
         Span("b", 0),
     ]
     laid_out = layout.lay_out(Prompt.chat([Message("user", [*spans, "Who was it?"])]), PRIMED)
-    explanation = explain_rows(laid_out, [128, 32, 0])
+    assert laid_out.table is not None
+    explanation = explain_rows(laid_out, [laid_out.table.segments[0].end, 32, 0])
     assert [(row.kind, row.label, row.state) for row in explanation.rows] == [
         ("prefix", "prefix (+2 primers)", "warm"),
         ("span", "doc law-7", "part"),

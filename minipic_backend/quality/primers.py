@@ -6,11 +6,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from minipic_backend.primer import AUTO_PRIMER
+from minipic_backend.primer import own_primer
 from minipic_backend.quality.invented import invented_passages
 from minipic_backend.quality.passages import Passage
 
 __all__ = ["primer_choices"]
+
+_PLAIN = (
+    "Ostrivel is a small market town on the upper Tamsk, a river of the Korvane plain. It has a "
+    "covered bridge, an old grain hall and a paper mill, and is known for its orchards.",
+    "The velmara is a stringed instrument with nine strings and a flat back, carved from a single "
+    "piece of pear wood. It is plucked with the fingers and accompanies slow dances.",
+)
 
 
 def primer_choices(
@@ -18,7 +25,8 @@ def primer_choices(
 ) -> dict[str, Callable[[], Any]]:
     """Primers by name.
 
-    - none; one: the first of the standard two; titled: the standard two, each under its subject.
+    - none.
+    - plain: two short passages without titles, people or years; titled: the same under titles.
     - copyN: N invented passages in the user's own document form.
     - ownN: N passages of the user's, of middle length.
     - long: one invented passage of some 300 tokens, in the user's document form.
@@ -29,8 +37,8 @@ def primer_choices(
     """
     choices: dict[str, Callable[[], Any]] = {
         "none": lambda: False,
-        "one": lambda: AUTO_PRIMER[:1],
-        "titled": lambda: tuple(show(_titled(text)) for text in AUTO_PRIMER),
+        "plain": lambda: _PLAIN,
+        "titled": lambda: tuple(show(_titled(text)) for text in _PLAIN),
         "long": lambda: (show(_long(12)),),
     }
     for number in (1, 2, 4, 8):
@@ -46,9 +54,7 @@ def _copied(number: int, show: Callable[[Passage], str]) -> tuple[str, ...]:
 def _own(
     number: int, passages: Sequence[Passage], show: Callable[[Passage], str]
 ) -> tuple[str, ...]:
-    ordered = sorted(passages, key=lambda passage: (len(passage.text), passage.title))
-    start = max(0, len(ordered) // 2 - number // 2)
-    return tuple(show(passage) for passage in ordered[start : start + number])
+    return own_primer(map(show, passages), number)
 
 
 def _titled(text: str) -> Passage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minipic_backend.errors import ConfigurationError
+from minipic_backend.primer import AUTO_PRIMER, own_primer
 from minipic_backend.prompt import Span, Text
 from minipic_backend.quality.invented import invented_passages
 from minipic_backend.quality.primers import primer_choices
@@ -97,3 +98,15 @@ def test_the_users_document_form_and_models_without_chats(question: Question) ->
     spans, closing = show(question, "primed", document="[{title}] {text}", chat=False)
     assert spans[0].text.startswith(f"[{question.documents[0].title}] ")
     assert closing.endswith("\nAnswer:")
+
+
+def test_the_standard_primer_is_the_one_that_was_measured() -> None:
+    """docs/quality.md gives its figures as `copy2`."""
+    choices = primer_choices(invented_passages(4), PromptForm().show)
+    assert choices["copy2"]() == AUTO_PRIMER
+
+
+def test_an_own_primer_is_of_middle_length() -> None:
+    texts = ["x" * length for length in (9, 1, 5, 3, 7, 5)]
+    assert own_primer(texts, 2) == ("x" * 3, "x" * 5)
+    assert own_primer(texts[:1]) == ("x" * 9,)

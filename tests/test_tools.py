@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -231,6 +231,32 @@ def test_forced_answers_are_held_to_the_models_own_syntax(
     assert [f'"name": "{call.name}"' in good for call in answer.tool_calls] == [True] * good.count(
         "name"
     )
+
+
+def test_strict_holds_calls_of_the_models_own_accord(smollm2_tokenizer: Any) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    plan = plan_answer(smollm2_tokenizer, tools=[ADD, NOW], strict=True)
+    tag = plan.options["structured_outputs"]["structural_tag"]
+    info = xgrammar.TokenizerInfo.from_huggingface(smollm2_tokenizer)
+    grammar = xgrammar.GrammarCompiler(info).compile_structural_tag(tag)
+    for good in ("Just text.", HERMES_ADD, f"Wait. {HERMES_ADD}\n{HERMES_NOW}"):
+        assert xgrammar.GrammarMatcher(grammar).accept_string(good)
+    for bad in (HERMES_ADD.replace("add", "sub"), HERMES_ADD.replace("1", '"one"')):
+        assert not xgrammar.GrammarMatcher(grammar).accept_string(bad)
+    assert "structured_outputs" not in plan_answer(smollm2_tokenizer, tools=[ADD]).options
+
+
+def test_tags_that_are_special_tokens_stay_in_the_answer() -> None:
+    class Token:
+        content, special = "<tool_call>", True
+
+    class Tokenizer:
+        chat_template = "{{ tools }} <tool_call>"
+        added_tokens_decoder: ClassVar = {7: Token()}
+
+    for choice in ("auto", "any"):
+        plan = plan_answer(Tokenizer(), tools=[ADD], tool_choice=choice)  # type: ignore[arg-type]
+        assert plan.options["skip_special_tokens"] is False
 
 
 def test_shared_definitions_move_to_the_top() -> None:

@@ -16,7 +16,7 @@ from minipic_backend.tools import AnswerPlan, plan_answer
 __all__ = ["TOOL_OPTIONS", "ChatRequest", "PlannedRequest", "sort_options"]
 
 TOOL_OPTIONS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict"})
-"""Options of a call that concern tools. `strict` asks for nothing: forced calls always are."""
+"""Options of a call that concern tools."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class ChatRequest:
             tools=self.tools.get("tools") or (),
             tool_choice=self.tools.get("tool_choice"),
             parallel=self.tools.get("parallel_tool_calls") is not False,
+            strict=self.tools.get("strict") is True,
             template_kwargs=self.template_kwargs,
             tool_parser=self.tool_parser,
             reasoning_parser=self.reasoning_parser,

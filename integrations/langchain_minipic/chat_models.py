@@ -231,6 +231,7 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         *,
         tool_choice: str | bool | dict[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """This model with tools.
@@ -242,6 +243,8 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
                 constrained decoding: the arguments then match the tool's schema, unless
                 `max_tokens` cuts them off.
             parallel_tool_calls: False: a forced answer holds one call.
+            strict: calls that the model makes of its own accord match a tool's schema, too, where
+                its syntax is Hermes'.
             kwargs: further options of the call.
 
         Raises:
@@ -249,7 +252,11 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         """
         given = tool_dicts(tools)
         resolve_tool_choice(tool_choice, given)  # a wrong one fails here, not at the first call
-        chosen = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        chosen = {
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": parallel_tool_calls,
+            "strict": strict,
+        }
         bound = {name: value for name, value in chosen.items() if value is not None}
         return self.bind(tools=given, **bound, **kwargs)
 

@@ -122,13 +122,8 @@ def calls_tag(
     choice: ToolChoice, tools: Sequence[Tool], *, start: str, end: str, parallel: bool = True
 ) -> str:
     """As `calls_schema`, as a structural tag: calls between `start` and `end`, as the model was
-    taught to write them, which small models need to find the right arguments.
-
-    Raises:
-        ConfigurationError: the choice forces nothing.
-    """
-    if not choice.forced:
-        raise ConfigurationError(f"tool_choice {choice.mode!r} forces no call")
+    taught to write them, which small models need to find the right arguments. With "auto": any
+    text, in which what begins as a call is one."""
     tags = [
         {
             "type": "tag",
@@ -145,6 +140,9 @@ def calls_tag(
     ]
     if choice.mode == "named":
         return json.dumps({"type": "structural_tag", "format": tags[0]})
+    if choice.mode == "auto":
+        anywhere = {"type": "triggered_tags", "triggers": [start], "tags": tags}
+        return json.dumps({"type": "structural_tag", "format": anywhere})
     several = {
         "type": "tags_with_separator",
         "tags": tags,

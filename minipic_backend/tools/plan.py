@@ -20,6 +20,7 @@ from minipic_backend.tools.syntax import (
     ToolSyntax,
     find_reasoning_tags,
     find_tool_syntax,
+    is_special,
     opens_reasoning,
     reasoning_tags,
     template_text,
@@ -65,6 +66,7 @@ def plan_answer(
     tools: Sequence[Mapping[str, Any]] = (),
     tool_choice: object = None,
     parallel: bool = True,
+    strict: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
@@ -77,6 +79,8 @@ def plan_answer(
         tools: in OpenAI's form.
         tool_choice: see `resolve_tool_choice`.
         parallel: whether a forced answer may hold several calls.
+        strict: with "auto", what begins as a call is held to a tool's schema, where we can write
+            the model's syntax. What is forced always is.
         template_kwargs: variables for the chat template, as in the prompt.
         tool_parser: a name in `TOOL_SYNTAXES`, or one of vLLM's; None: by the chat template.
         reasoning_parser: a name in `REASONING_TAGS`; None: by the chat template.
@@ -92,8 +96,9 @@ def plan_answer(
     if choice.forced:
         syntax = TOOL_SYNTAXES.get(tool_parser or find_tool_syntax(template))
         held, syntax = _held_to(choice, tools, syntax, parallel=parallel)
+        held_options = {"structured_outputs": held, **_with_special_tokens(tokenizer, syntax)}
         format = AnswerFormat(syntax, names, choice.name)
-        return AnswerPlan(tuple(tools), {"structured_outputs": held}, format, choice)
+        return AnswerPlan(tuple(tools), held_options, format, choice)
 
     tags = reasoning_tags(reasoning_parser) if reasoning_parser else find_reasoning_tags(template)
     if structured:
@@ -104,7 +109,11 @@ def plan_answer(
     format = AnswerFormat(syntax, names, reasoning=tags, reasoning_open=opened)
     theirs = name if syntax is None else None
     special = format.needs_special_tokens or theirs is not None
-    options = {"skip_special_tokens": False} if special else {}
+    options: dict[str, Any] = {"skip_special_tokens": False} if special else {}
+    if syntax is not None:
+        options |= _with_special_tokens(tokenizer, syntax)
+        if strict and syntax.end is not None and not structured:
+            options["structured_outputs"], _ = _held_to(choice, tools, syntax, parallel=parallel)
     return AnswerPlan(tuple(tools), options, format, choice, theirs, tokenizer)
 
 
@@ -121,3 +130,10 @@ def _held_to(
         return {"json": calls_schema(choice, tools, parallel=parallel)}, TOOL_SYNTAXES["json"]
     tag = calls_tag(choice, tools, start=syntax.starts[0], end=syntax.end, parallel=parallel)
     return {"structural_tag": tag}, replace(syntax, bare=True)
+
+
+def _with_special_tokens(tokenizer: Tokenizer | None, syntax: ToolSyntax) -> dict[str, Any]:
+    """Keeps the texts around calls in the answer, where they are special tokens."""
+    texts = (*syntax.starts, syntax.end or "")
+    special = any(is_special(tokenizer, text) for text in texts)
+    return {"skip_special_tokens": False} if special else {}

@@ -17,6 +17,7 @@ __all__ = [
     "ToolSyntax",
     "find_reasoning_tags",
     "find_tool_syntax",
+    "is_special",
     "opens_reasoning",
     "template_text",
 ]
@@ -87,6 +88,12 @@ REASONING_TAGS: Mapping[str, ReasoningTags] = {
     "seed_oss": ReasoningTags("<seed:think>", "</seed:think>"),
     "mistral": ReasoningTags("[THINK]", "[/THINK]", special=True),
 }
+
+
+def is_special(tokenizer: Tokenizer | None, text: str) -> bool:
+    """Whether a text is a special token, which engines leave out of an answer's text."""
+    tokens = tokenizer.added_tokens_decoder.values() if tokenizer is not None else ()
+    return any(token.special and token.content == text for token in tokens)
 
 
 def template_text(tokenizer: Tokenizer | None, template_kwargs: Mapping[str, Any]) -> str:

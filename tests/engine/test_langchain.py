@@ -6,11 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRequest, wrap_model_call
 from langchain_core.documents import Document
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_core.tools import tool
 from langchain_minipic import ChatMiniPIC, MiniPIC, SpanPromptTemplate
+from langchain_minipic.middleware import SpanMiddleware
 from langchain_model import model_params
 
 from minipic_backend import EngineClosedError, PromptError
@@ -94,6 +98,57 @@ def test_warm_and_explain(llm: ChatMiniPIC, prompt: SpanPromptTemplate) -> None:
     assert [row.state for row in rows] == ["warm"] * 4 + ["cold"]
     usage = llm.invoke(value).usage_metadata
     assert usage["input_token_details"]["cache_read"] == sum(row.num_tokens for row in rows[:-1])
+
+
+def test_old_turns_of_a_chat_stay_hits(llm: ChatMiniPIC) -> None:
+    """Documents, questions and answers: all but the last block or two of each earlier prompt."""
+    reset(llm)
+    prompt = SpanPromptTemplate.from_messages(
+        [
+            ("system", "Answer from the documents."),
+            ("placeholder", "{history}"),
+            ("human", "{context}\n\nQuestion: {question}"),
+        ]
+    )
+    history: list[Any] = []
+    before = 0
+    for turn in range(3):
+        documents = DOCUMENTS[turn : turn + 2]
+        value = prompt.invoke({"history": history, "context": documents, "question": QUESTION})
+        answer = llm.invoke(value, late=0)
+        history += [value.to_messages()[-1], answer]
+        usage = answer.usage_metadata
+        assert usage["input_token_details"]["cache_read"] >= before - 2 * 32
+        before = usage["input_tokens"]
+
+
+@tool(response_format="content_and_artifact")
+def search(query: str) -> tuple[str, list[Document]]:
+    """Find documents about boxes."""
+    return "\n\n".join(document.page_content for document in DOCUMENTS), DOCUMENTS
+
+
+@wrap_model_call
+def search_first(request: ModelRequest[Any], handler: Any) -> Any:
+    """This small a model calls no tool of its own accord."""
+    searched = isinstance(request.messages[-1], ToolMessage)
+    return handler(request.override(tool_choice="none" if searched else "any"))
+
+
+def test_what_a_tool_finds_is_shared_by_conversations(llm: ChatMiniPIC) -> None:
+    reset(llm)
+    model = llm.model_copy(update={"max_tokens": 32, "late": 0})
+    agent = create_agent(model, [search], middleware=[search_first, SpanMiddleware(frame="none")])
+    reads = []
+    for question in (QUESTION, "And where does the red box stand?"):
+        messages = agent.invoke({"messages": [HumanMessage(question)]})["messages"]
+        assert isinstance(messages[-2], ToolMessage)
+        assert messages[-2].artifact == DOCUMENTS
+        reads.append(messages[-1].usage_metadata["input_token_details"]["cache_read"])
+    rows = model.explain(messages[:-1], frame="none").rows
+    spans = [row for row in rows if row.kind == "span"]
+    assert [row.state for row in spans] == ["warm"] * 4
+    assert reads[1] >= sum(row.num_tokens for row in spans)
 
 
 def test_stop_and_max_tokens(llm: ChatMiniPIC) -> None:

@@ -87,6 +87,10 @@ CALLABLES: dict[str, list[str] | None] = {
     "v1.core.block_pool.BlockPool.touch": ["self", "blocks"],
     "v1.core.block_pool.BlockPool.free_blocks": ["self", "ordered_blocks"],
     "v1.core.block_pool.BlockPool.evict_blocks": ["self", "block_ids"],
+    "v1.core.block_pool.BlockPool._build_block_stored_event": [
+        "self", "request", "block_hashes", "parent_block_hash", "start_token_idx", "end_token_idx",
+        "block_size", "kv_cache_group_id", "extra_keys_list",
+    ],
     "v1.metrics.loggers.StatLoggerManager.__init__": None,
     "v1.core.sched.async_scheduler.AsyncScheduler.__init__": None,
     "v1.worker.cpu_worker.CPUWorker.init_device": ["self"],

@@ -130,7 +130,6 @@ def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanCo
         (cache.kv_sharing_fast_prefill, "kv_sharing_fast_prefill"),
         (cache.cache_dtype not in _CACHE_DTYPES, f"a {cache.cache_dtype} KV cache"),
         (vllm_config.parallel_config.use_ubatching, "dual-batch overlap"),
-        (_has_events(vllm_config), "KV cache events, which would name wrong parents"),
         (_has_mixed_full_graphs(vllm_config), "FULL CUDA graphs of mixed batches"),
     ):
         if wrong:
@@ -170,11 +169,6 @@ def _ask_for_flash_attention(engine_args: Any) -> None:
             f"Spans work on vLLM's FLASH_ATTN backend, not on {engine_args.attention_backend}"
         )
     engine_args.attention_backend = wanted
-
-
-def _has_events(vllm_config: Any) -> bool:
-    events = vllm_config.kv_events_config
-    return events is not None and events.enable_kv_cache_events
 
 
 def _has_mixed_full_graphs(vllm_config: Any) -> bool:

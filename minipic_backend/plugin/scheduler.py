@@ -23,6 +23,7 @@ from minipic_backend.plugin import seams
 from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.hasher import SpanBlockHasher
 from minipic_backend.plugin.holds import Holds
+from minipic_backend.plugin.kv_events import stored_events
 from minipic_backend.plugin.metrics import SpanCounts
 from minipic_backend.plugin.planner import Plan, SpanPlanner
 from minipic_backend.plugin.queues import span_queue
@@ -59,6 +60,7 @@ class _SpanScheduling(Scheduler):
             self.kv_cache_manager, self.holds.release_all, self.planner.allocated
         )
         seams.leave_out_of_cache_stats(self.kv_cache_manager, _is_internal)
+        seams.adapt_stored_events(pool, self._stored_events)
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -234,6 +236,13 @@ class _SpanScheduling(Scheduler):
         if job is not None:
             self.planner.forget_job(job)
         return _is_internal(request)
+
+    def _stored_events(
+        self, event: Any, request: Request, first_block: int, hashes: list[Any]
+    ) -> list[Any]:
+        chain = getattr(request, "minipic_chain", None)
+        table = chain.table if isinstance(chain, SpanHashChain) else None
+        return stored_events(event, table, first_block, hashes, self.span_config)
 
     # ---- looking ----------------------------------------------------------------------------
 

@@ -251,6 +251,30 @@ def leave_out_of_cache_stats(kv_cache_manager: Any, is_internal: Callable[[Any],
     kv_cache_manager.record_prefix_cache_stats = record_prefix_cache_stats
 
 
+def adapt_stored_events(
+    block_pool: Any, adapt: Callable[[Any, Any, int, list[Any]], list[Any]]
+) -> None:
+    """Every `BlockStored` of this pool becomes `adapt(event, request, first_block, hashes)`.
+
+    Wraps the pool's `_build_block_stored_event`, whose one event its callers put into
+    `kv_event_queue`, on the instance. `hashes` are those of all of the request's blocks, as events
+    name them.
+    """
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    stock = block_pool._build_block_stored_event
+
+    def build(request: Any, **fields: Any) -> Any:
+        event = stock(request, **fields)
+        hashes = [maybe_convert_block_hash(block_hash) for block_hash in request.block_hashes]
+        first_block = fields["start_token_idx"] // fields["block_size"]
+        *others, last = adapt(event, request, first_block, hashes)
+        block_pool.kv_event_queue.extend(others)
+        return last
+
+    block_pool._build_block_stored_event = build
+
+
 def add_stat_logger(make: Callable[[Any], Any | None]) -> None:
     """Engines in this process get `make(vllm_config)` as the first of their stat loggers.
 

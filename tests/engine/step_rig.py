@@ -12,7 +12,6 @@ import json
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ BLOCK_SIZE = 16
 SSEP, PDEP, PAD = 3, 4, 5
 
 
-@cache
 def _vllm_config(folder: Path, policy: str, hold_share: float, **settings: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 

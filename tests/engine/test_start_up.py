@@ -27,10 +27,6 @@ WORKER = "minipic_backend.plugin.cpu_worker.SpanCPUWorker"
             },
             "speculative decoding",
         ),
-        (
-            {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}},
-            "KV cache events",
-        ),
         ({"kv_cache_dtype": "fp8"}, "fp8"),
         ({"enable_prefix_caching": False}, "prefix caching"),
         ({"runner": "pooling"}, "pooling"),

@@ -36,6 +36,7 @@ BENCHES = ("throughput", "ttft", "decode")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `minipic bench`."""
+    parser.epilog = "`minipic bench quality --help` shows the options of that one."
     parser.add_argument("bench", nargs="+", choices=BENCHES, help="what to measure")
     parser.add_argument("--model", default=None, help="folder, hub name, or shape:llama-3-8b")
     parser.add_argument("--engine", default="span_local", help="engine to measure, or several: a,b")

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from llama_index.core import Settings
+from llama_index.core import PromptTemplate, Settings
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
 from llama_index.core.callbacks.schema import CBEventType
@@ -115,8 +115,6 @@ def test_completions_are_chats_or_plain() -> None:
 
 def test_system_prompt_and_template_variables() -> None:
     llm, engine = model(system_prompt="Be brief.", chat_template_kwargs={"enable_thinking": False})
-    from llama_index.core import PromptTemplate
-
     llm.predict(PromptTemplate("Say {x}."), x="hello")
     (prompt,) = engine.prompts
     assert [message.role for message in prompt.messages] == ["system", "user"]
@@ -356,21 +354,26 @@ def test_an_engine_of_ones_own_is_not_closed() -> None:
         llm.chat(MESSAGES)
 
 
-def test_install_sets_llamaindex_up() -> None:
-    before = {name: getattr(Settings, name) for name in vars(Settings)}
+def test_install_sets_llamaindex_up_until_the_model_is_closed() -> None:
     import llama_index.core
+    from llama_index.core.utils import get_tokenizer
 
-    tokenizer = llama_index.core.global_tokenizer
-    try:
-        llm = install(Settings, model()[0])
+    with install(Settings, model()[0]) as llm:
         assert Settings.llm is llm
         assert Settings.context_window == 4096
-        assert Settings.tokenizer("a b c") == llm.token_ids("a b c")
-        assert Settings.prompt_helper is Settings._prompt_helper
-    finally:
-        llama_index.core.global_tokenizer = tokenizer
-        for name, value in before.items():
-            setattr(Settings, name, value)
+        assert Settings.num_output == 256
+        assert get_tokenizer()("a b c") == llm.token_ids("a b c")
+        assert Settings._prompt_helper.repack(PromptTemplate("{context_str}"), ["x"]) == ["x"]
+    assert Settings._llm is Settings._prompt_helper is Settings._chat_prompt_helper is None
+    assert llama_index.core.global_tokenizer is None
+    get_tokenizer()("a b c")  # LlamaIndex's own again
+    llama_index.core.global_tokenizer = None
+
+    one = install(Settings, model()[0], tokenizer=False)
+    assert llama_index.core.global_tokenizer is None
+    with install(Settings, model()[0], tokenizer=False) as two:
+        one.close()
+        assert Settings.llm is two
 
 
 def test_importing_starts_nothing_and_leaves_no_noise() -> None:

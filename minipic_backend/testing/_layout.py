@@ -129,9 +129,10 @@ def _lay_out(
     segments: list[FakeSegment] = []
     primer = _PRIMER if settings.primer == "auto" else settings.primer or ()
     prefix, buffer = "", ""
-    for piece in pieces:
+    for before, piece in zip([None, *pieces], pieces, strict=False):
         if isinstance(piece, Text):
-            buffer += piece.text
+            # What separates documents belongs to none of them, late or not.
+            buffer += piece.text.lstrip() if isinstance(before, Span) else piece.text
         elif any(piece is one for one in late):
             continue
         else:

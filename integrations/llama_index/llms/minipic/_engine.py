@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ class EngineBacked(ModelOptions):
     _lease: EngineLease | None = PrivateAttr(default=None)
     _closed: bool = PrivateAttr(default=False)
     _met: bool = PrivateAttr(default=False)
+    _on_close: list[Callable[[], None]] = PrivateAttr(default_factory=list)
 
     def start(self) -> Self:
         """Start the engine now. Otherwise the first call does, or whatever asks first how long
@@ -45,6 +47,12 @@ class EngineBacked(ModelOptions):
         """Give the engine back: its memory is freed once no other open model shares it."""
         self._closed = True
         self._get_lease().close()
+        while self._on_close:
+            self._on_close.pop()()
+
+    def call_on_close(self, function: Callable[[], None]) -> None:
+        """Have `function` called, once, when this model is closed."""
+        self._on_close.append(function)
 
     def __enter__(self) -> Self:
         return self

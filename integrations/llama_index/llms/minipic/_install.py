@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import llama_index.core
 from llama_index.llms.minipic.base import MiniPIC
 
 __all__ = ["install"]
@@ -14,7 +15,7 @@ def install(settings: Any, llm: MiniPIC, *, tokenizer: bool = True) -> MiniPIC:
 
     Sets `settings.llm`, `settings.prompt_helper`, `settings.chat_prompt_helper` and, unless
     `tokenizer` is False, `settings.tokenizer`: chunk sizes and memories are counted in the
-    model's own tokens then.
+    model's own tokens then. All that is undone when `llm` is closed.
 
     Args:
         settings: `llama_index.core.Settings`.
@@ -22,9 +23,21 @@ def install(settings: Any, llm: MiniPIC, *, tokenizer: bool = True) -> MiniPIC:
         tokenizer: whether to set the tokenizer.
     """
     llm.start()
+    helper, chat_helper = llm.prompt_helper, llm.chat_prompt_helper
     settings.llm = llm
-    settings.prompt_helper = llm.prompt_helper
-    settings.chat_prompt_helper = llm.chat_prompt_helper
+    settings.prompt_helper = helper
+    settings.chat_prompt_helper = chat_helper
     if tokenizer:
         settings.tokenizer = llm.token_ids
+
+    def uninstall() -> None:
+        """A closed model counts no tokens: nobody else should find it."""
+        ours = {"_llm": llm, "_prompt_helper": helper, "_chat_prompt_helper": chat_helper}
+        for name, value in ours.items():
+            if getattr(settings, name) is value:
+                setattr(settings, name, None)
+        if llama_index.core.global_tokenizer == llm.token_ids:
+            llama_index.core.global_tokenizer = None
+
+    llm.call_on_close(uninstall)
     return llm

@@ -30,6 +30,7 @@ from minipic_backend.errors import (
 from minipic_backend.prompt import Message, Prompt, Span, Text
 from minipic_backend.protocol import EngineProtocol
 from minipic_backend.quality.compare import Comparison, TechniqueAnswer
+from minipic_backend.ranking import rank_spans
 from minipic_backend.results import (
     Chunk,
     Completion,
@@ -80,6 +81,7 @@ __all__ = [
     "Usage",
     "WarmReport",
     "__version__",
+    "rank_spans",
 ]
 
 

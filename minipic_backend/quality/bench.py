@@ -12,9 +12,9 @@ from minipic_backend.quality.divergence import agrees, divergence
 from minipic_backend.quality.outcomes import Cost, Outcome
 from minipic_backend.quality.prompts import PromptForm
 from minipic_backend.quality.questions import Question
-from minipic_backend.quality.ranking import BM25
 from minipic_backend.quality.scoring import contains, exact_match, f1
 from minipic_backend.quality.techniques import TechniqueSpec, parse_technique
+from minipic_backend.ranking import BM25
 from minipic_backend.results import Result
 from minipic_backend.teacher import TokenLogprobs
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from minipic_backend.prompt import Message, Part, Prompt, Span, Text
 from minipic_backend.quality.passages import Passage
 from minipic_backend.quality.questions import Question
-from minipic_backend.quality.ranking import BM25
 from minipic_backend.quality.techniques import TechniqueSpec
+from minipic_backend.ranking import BM25
 
 __all__ = ["PromptForm"]
 

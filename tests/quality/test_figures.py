@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from minipic_backend.prompt import Span
 from minipic_backend.quality.divergence import agrees, divergence
 from minipic_backend.quality.intervals import bootstrap, paired_ratio, wilson
 from minipic_backend.quality.outcomes import Outcome, summarize
-from minipic_backend.quality.ranking import BM25
 from minipic_backend.quality.scoring import contains, exact_match, f1, normalize
+from minipic_backend.ranking import BM25, rank_spans
 
 
 def test_normalization_is_squads() -> None:
@@ -100,6 +101,12 @@ def test_bm25_prefers_rare_words() -> None:
     assert BM25(texts).ranks("Who made the film by Fleming?", texts)[0] == 0
     assert BM25(texts).ranks("Where is the town?", texts)[2] == 0
     assert sorted(BM25(texts).ranks("nothing of it", texts)) == [0, 1, 2, 3]
+
+
+def test_spans_are_ranked_where_they_stand() -> None:
+    spans = rank_spans(["a town", Span("the film by Fleming", id="f", rank=7)], "Whose film?")
+    assert spans == [Span("a town", rank=1), Span("the film by Fleming", id="f", rank=0)]
+    assert rank_spans([], "Whose film?") == []
 
 
 def outcome(number: int, kind: str, exact: bool | None, kl: tuple[float, ...]) -> Outcome:

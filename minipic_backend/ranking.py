@@ -1,4 +1,8 @@
-"""Which of a prompt's documents matter most to its question."""
+"""Which of a prompt's documents matter most to its question, by the words that they share.
+
+For prompts whose documents come without a retriever's order, or with one that is not to be relied
+on: late documents are chosen by rank.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,28 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-__all__ = ["BM25"]
+from minipic_backend.prompt import Span
+
+__all__ = ["BM25", "rank_spans"]
 
 _WORD = re.compile(r"\w+")
+
+
+def rank_spans(documents: Iterable[str | Span], question: str) -> list[Span]:
+    """Documents as spans, in their order, ranked by the words that they share with the question.
+
+        Prompt([Text(system), *rank_spans(documents, question), Text(question)])
+
+    Args:
+        documents: texts, or spans whose rank is to be replaced.
+        question: what is asked of them.
+    """
+    spans = [one if isinstance(one, Span) else Span(one) for one in documents]
+    texts = [span.text for span in spans]
+    ranks = BM25(texts).ranks(question, texts)
+    return [replace(span, rank=rank) for span, rank in zip(spans, ranks, strict=True)]
 
 
 class BM25:

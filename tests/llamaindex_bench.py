@@ -115,8 +115,9 @@ class Spy:
         self.close()
 
     def _note(self, prompt: Prompt, options: dict[str, Any]) -> None:
-        layout = {k: options[k] for k in ("technique", "frame", "primer", "late") if k in options}
-        self.explanations.append(self._engine.explain(prompt, **layout))
+        names = ("technique", "frame", "primer", "late", "cache_salt")
+        given = {name: options[name] for name in names if name in options}
+        self.explanations.append(self._engine.explain(prompt, **given))
 
 
 Key = tuple[tuple[int, ...], ...]
@@ -235,9 +236,12 @@ class ReadsNodes:
         """Tokens that each request of the second question read from the cache."""
         first, second = ask_both
         if mode not in alone:  # the same for every way to ask
-            alone[mode] = run(new_llm(), spy, second, Segments())[0].text
+            alone[mode] = second(new_llm()).text
         llm, segments = new_llm(), Segments()
-        run(llm, spy, first, segments)
+        before = len(spy.explanations)
+        first(llm)
+        for explanation in spy.explanations[before:]:
+            segments.add(explanation)
         answer, cached = run(llm, spy, second, segments)
         assert sum(cached) > 0
         assert answer.text == alone[mode]
@@ -254,7 +258,6 @@ def run(
         answer = ask_it(llm)
     asked = spy.explanations[before:]
     usages = sorted((c.usage.prompt_tokens, c.usage.cached_tokens or 0) for c in calls)
-    # In turn, so that a request finds what the one before it has left; `async` asks at once.
     expected = []
     for explanation in asked:
         expected.append((len(explanation.token_ids), segments.expected(explanation)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain.agents import create_agent
@@ -16,6 +16,7 @@ from langchain_core.tools import tool
 from langchain_minipic import ChatMiniPIC, MiniPIC, SpanPromptTemplate
 from langchain_minipic.middleware import SpanMiddleware
 from langchain_model import model_params
+from pydantic import BaseModel
 
 from minipic_backend import EngineClosedError, PromptError
 
@@ -123,8 +124,8 @@ def test_old_turns_of_a_chat_stay_hits(llm: ChatMiniPIC) -> None:
 
 
 @tool(response_format="content_and_artifact")
-def search(query: str) -> tuple[str, list[Document]]:
-    """Find documents about boxes."""
+def search(colour: Literal["red", "blue", "green", "white"]) -> tuple[str, list[Document]]:
+    """Find documents about the box of a colour."""
     return "\n\n".join(document.page_content for document in DOCUMENTS), DOCUMENTS
 
 
@@ -137,7 +138,7 @@ def search_first(request: ModelRequest[Any], handler: Any) -> Any:
 
 def test_what_a_tool_finds_is_shared_by_conversations(llm: ChatMiniPIC) -> None:
     reset(llm)
-    model = llm.model_copy(update={"max_tokens": 32, "late": 0})
+    model = llm.model_copy(update={"max_tokens": 48, "late": 0})
     agent = create_agent(model, [search], middleware=[search_first, SpanMiddleware(frame="none")])
     reads = []
     for question in (QUESTION, "And where does the red box stand?"):
@@ -149,6 +150,25 @@ def test_what_a_tool_finds_is_shared_by_conversations(llm: ChatMiniPIC) -> None:
     spans = [row for row in rows if row.kind == "span"]
     assert [row.state for row in spans] == ["warm"] * 4
     assert reads[1] >= sum(row.num_tokens for row in spans)
+
+
+class Box(BaseModel):
+    """A box."""
+
+    colour: Literal["red", "blue", "green", "white"]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+def test_structured_output_in_three_ways(llm: ChatMiniPIC, method: Any) -> None:
+    chain = llm.with_structured_output(Box, method=method, max_tokens=60)
+    assert isinstance(chain.invoke("The blue box is open. Which box is open?"), Box)
+
+
+def test_strict_calls_and_plain_answers(llm: ChatMiniPIC) -> None:
+    """Of its own accord: whatever it writes, it is an answer or a call that is valid."""
+    answer = llm.bind_tools([search], strict=True, max_tokens=40).invoke("Say hello.")
+    assert answer.content or answer.tool_calls
+    assert not answer.invalid_tool_calls
 
 
 def test_stop_and_max_tokens(llm: ChatMiniPIC) -> None:

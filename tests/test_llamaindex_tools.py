@@ -75,15 +75,21 @@ def test_tools_go_to_the_chat_template() -> None:
 
 @pytest.mark.parametrize("choice", [{"tool_required": True}, {"tool_choice": "look_up"}])
 def test_forced_calls_are_held_to_the_schema(choice: dict[str, Any]) -> None:
-    """And are found, although all the model writes is arguments."""
-    engine = FakeEngine('{"input": "red box"}')
+    engine = FakeEngine(CALL)
     llm = MiniPIC(engine=engine)
     response = llm.chat_with_tools([TOOL], "Find it.", **choice)
-    schema = engine.calls[0].options["structured_outputs"]["json"]
-    assert schema["required"] == ["input"]
+    assert "look_up" in json.dumps(engine.calls[0].options["structured_outputs"])
     (call,) = llm.get_tool_calls_from_response(response)
     assert call.tool_kwargs == {"input": "red box"}
     assert not response.message.content
+
+
+def test_strict_calls() -> None:
+    engine = FakeEngine(CALL)
+    llm = MiniPIC(engine=engine)
+    llm.chat_with_tools([TOOL], "Find it.")
+    llm.chat_with_tools([TOOL], "Find it.", strict=True)
+    assert ["structured_outputs" in call.options for call in engine.calls] == [False, True]
 
 
 def test_one_call_where_calls_in_parallel_are_not_allowed() -> None:

@@ -154,16 +154,15 @@ def _text(block: CitableBlock) -> str:
 
 def _extra(message: ChatMessage) -> dict[str, Any]:
     """Further keys for the chat template. Arguments of tool calls are dicts, as templates want."""
-    given = message.additional_kwargs
-    extra = {key: given[key] for key in ("name", "tool_call_id") if given.get(key)}
-    if _ROLES[message.role] == "tool" or message.role == MessageRole.USER:
-        return extra if _ROLES[message.role] == "tool" else {}
-    extra.pop("tool_call_id", None)
-    if calls := list(_tool_calls(message)):
-        extra["tool_calls"] = calls
-    thoughts = [block.content for block in message.blocks if isinstance(block, ThinkingBlock)]
-    if reasoning := "\n".join(thought for thought in thoughts if thought):
-        extra["reasoning_content"] = reasoning
+    role, given = _ROLES[message.role], message.additional_kwargs
+    names = {"tool": ("name", "tool_call_id")}.get(role, ("name",))
+    extra = {name: given[name] for name in names if given.get(name)}
+    if role == "assistant":
+        if calls := list(_tool_calls(message)):
+            extra["tool_calls"] = calls
+        thoughts = [block.content for block in message.blocks if isinstance(block, ThinkingBlock)]
+        if reasoning := "\n".join(thought for thought in thoughts if thought):
+            extra["reasoning_content"] = reasoning
     return extra
 
 

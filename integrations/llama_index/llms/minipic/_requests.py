@@ -16,7 +16,7 @@ from minipic_backend.tools import AnswerPlan, plan_answer
 
 __all__ = ["TOOL_OPTIONS", "ChatRequest", "PlannedRequest"]
 
-TOOL_OPTIONS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+TOOL_OPTIONS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "strict"})
 
 _MESSAGE_BYTES = 64
 _PROMPT_BYTES = 1024
@@ -68,6 +68,7 @@ class ChatRequest:
             tools=self.tools.get("tools") or (),
             tool_choice=self.tools.get("tool_choice"),
             parallel=self.tools.get("parallel_tool_calls") is not False,
+            strict=bool(self.tools.get("strict")),
             template_kwargs=self.template_kwargs,
             tool_parser=self.tool_parser,
             reasoning_parser=self.reasoning_parser,

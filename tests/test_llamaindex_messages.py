@@ -133,6 +133,13 @@ def test_tool_calls_and_results() -> None:
         assert prompt.messages[2].extra == {"tool_call_id": "1"}
 
 
+def test_a_call_that_was_cut_off_is_sent_as_the_tool_got_it() -> None:
+    call = ToolCallBlock(tool_name="look", tool_kwargs='{"at": "it", "for": "so')
+    prompt = to_prompt([ChatMessage("Look."), ChatMessage(role="assistant", blocks=[call])])
+    (sent,) = prompt.messages[1].extra["tool_calls"]
+    assert sent["function"]["arguments"] == {"at": "it", "for": None}
+
+
 def test_reasoning_goes_to_the_template_and_not_into_the_text() -> None:
     blocks = [ThinkingBlock(content="Hm."), TextBlock(text="Yes.")]
     prompt = to_prompt([ChatMessage(role="assistant", blocks=blocks)])

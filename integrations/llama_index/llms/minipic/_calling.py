@@ -13,9 +13,8 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.tools.types import BaseTool
-from llama_index.llms.minipic._messages import unmarked
+from llama_index.llms.minipic._messages import call_arguments, unmarked
 
 from minipic_backend import AnswerError
 
@@ -86,17 +85,7 @@ class Calling(FunctionCallingLLM):
             ToolSelection(
                 tool_id=call.tool_call_id or call.tool_name,
                 tool_name=call.tool_name,
-                tool_kwargs=_arguments(call.tool_kwargs),
+                tool_kwargs=call_arguments(call.tool_kwargs),
             )
             for call in calls
         ]
-
-
-def _arguments(written: dict[str, Any] | str) -> dict[str, Any]:
-    if isinstance(written, dict):
-        return written
-    try:
-        arguments = parse_partial_json(written)
-    except ValueError:
-        return {}
-    return arguments if isinstance(arguments, dict) else {}

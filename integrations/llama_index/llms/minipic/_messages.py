@@ -10,7 +10,6 @@ the question. A `SpanPoint` makes spans of them too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
+from llama_index.core.llms.utils import parse_partial_json
 from llama_index.llms.minipic._nodes import NodeText
 from llama_index.llms.minipic._packing import split_marks
 from pydantic import Field
@@ -34,7 +34,7 @@ from minipic_backend import Message, Prompt, PromptError, Text
 from minipic_backend.chat import document_parts, merge_messages
 from minipic_backend.prompt import Part
 
-__all__ = ["SpanPoint", "span_blocks", "to_prompt", "unmarked", "unmarked_parts"]
+__all__ = ["SpanPoint", "call_arguments", "span_blocks", "to_prompt", "unmarked", "unmarked_parts"]
 
 _ROLES = {
     MessageRole.SYSTEM: "system",
@@ -179,13 +179,20 @@ def _tool_calls(message: ChatMessage) -> Iterator[dict[str, Any]]:
 
 
 def _tool_call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            raise PromptError(f"The arguments of {name} are no JSON: {arguments!r}") from error
     return {
         "id": id or name,
         "type": "function",
-        "function": {"name": name, "arguments": arguments},
+        "function": {"name": name, "arguments": call_arguments(arguments)},
     }
+
+
+def call_arguments(written: Any) -> dict[str, Any]:
+    """A tool call's arguments; of JSON that was cut off, or is still being written, what there
+    is. LlamaIndex calls tools with just that."""
+    if isinstance(written, Mapping):
+        return dict(written)
+    try:
+        arguments = parse_partial_json(written)
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}

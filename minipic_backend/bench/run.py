@@ -93,13 +93,12 @@ def run(options: argparse.Namespace) -> int:
         # With an engine process on a CPU, vLLM keeps the worker in a third: no way for `retune`.
         separate = on_gpu or not options.trace
         with open_session(variant, model, engine_args, separate_process=separate) as session:
-            for row in _figures(session, options, on_gpu=on_gpu):
-                rows.append(row)
-                _say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
-            rows = with_ideal(rows, baseline)
             about = environment(model, engine_args)
-            if options.json:  # after each engine: a run that is cut short leaves what it has
-                write_json(options.json, rows, about)
+            for row in _figures(session, options, on_gpu=on_gpu):
+                rows = with_ideal([*rows, row], baseline)
+                _say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
+                if options.json:  # after each figure: a run that is cut short leaves what it has
+                    write_json(options.json, rows, about)
     print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
     print(format_table(rows, baseline))
     if options.trace:

@@ -18,7 +18,6 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from langchain_minipic._base import EngineBacked
-from minipic_backend import WarmReport
 
 __all__ = ["WarmingRetriever"]
 
@@ -52,7 +51,7 @@ class WarmingRetriever(BaseRetriever):
     k: int | None = None
     """How many documents to keep, at most. That of a call goes to the wrapped retriever too."""
 
-    _pending: set[Future[WarmReport]] = PrivateAttr(default_factory=set)
+    _pending: set[Future[None]] = PrivateAttr(default_factory=set)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
@@ -71,14 +70,15 @@ class WarmingRetriever(BaseRetriever):
     def _warmed(self, found: Sequence[Document], k: int | None) -> list[Document]:
         documents = list(found[:k])
         if documents:
-            future = _pool.submit(self.llm.warm, documents, self.prompt)
+            future = _pool.submit(self._warm, documents)
             self._pending.add(future)
-            future.add_done_callback(self._done)
+            future.add_done_callback(self._pending.discard)
         return documents
 
-    def _done(self, future: Future[WarmReport]) -> None:
-        self._pending.discard(future)
-        if (error := future.exception()) is not None:
+    def _warm(self, documents: list[Document]) -> None:
+        try:
+            self.llm.warm(documents, self.prompt)
+        except Exception as error:  # whatever it is, the model meets it again, where it counts
             _logger.warning("Documents were not warmed: %s", error)
 
     def flush(self, timeout: float | None = None) -> None:

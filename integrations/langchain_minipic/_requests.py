@@ -65,6 +65,8 @@ class ChatRequest:
             reasoning_parser=self.reasoning_parser,
             structured=self.options.get("structured_outputs") is not None,
         )
+        if plan.vllm_parser is not None:
+            plan.parser()  # one that is not to be had fails here, not after the answer
         if twice := self.options.keys() & plan.options.keys() & {"structured_outputs"}:
             raise ConfigurationError(f"A forced tool call and {twice.pop()} exclude each other")
         prompt = to_prompt(self.messages, tools=plan.tools, template_kwargs=self.template_kwargs)

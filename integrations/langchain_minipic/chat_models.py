@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -12,11 +12,10 @@ from langchain_core.callbacks import (
     Callbacks,
 )
 from langchain_core.language_models.base import LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from pydantic import Field
 
@@ -24,24 +23,16 @@ from langchain_minipic._base import EngineBacked
 from langchain_minipic._concurrency import MAX_THREADS, all_at_once
 from langchain_minipic._requests import ChatRequest, sort_options
 from langchain_minipic._results import chat_chunk, chat_result
-from langchain_minipic._tools import (
-    Schema,
-    StructuredMethod,
-    ToolLike,
-    output_parser,
-    response_format,
-    tool_dicts,
-    with_parsing,
-)
+from langchain_minipic._tool_calling import ToolCalling
+from langchain_minipic._tools import tool_dicts
 from langchain_minipic.messages import to_prompt
 from minipic_backend import ConfigurationError, Prompt
-from minipic_backend.tools import resolve_tool_choice
 from minipic_backend.turns import take_turn
 
 __all__ = ["ChatMiniPIC"]
 
 
-class ChatMiniPIC(EngineBacked, BaseChatModel):
+class ChatMiniPIC(EngineBacked, ToolCalling):
     """A chat model on vLLM that reuses the KV cache of documents wherever they stand.
 
         llm = ChatMiniPIC(model="HuggingFaceTB/SmolLM2-135M-Instruct")
@@ -224,83 +215,6 @@ class ChatMiniPIC(EngineBacked, BaseChatModel):
         if streams and (options.get("n") or 1) > 1:
             raise ConfigurationError(f"n={options['n']}: LangChain streams one answer at a time")
         return ChatRequest(messages, options, template, tools, tool_parser, reasoning_parser)
-
-    def bind_tools(
-        self,
-        tools: Sequence[ToolLike],
-        *,
-        tool_choice: str | bool | dict[str, Any] | None = None,
-        parallel_tool_calls: bool | None = None,
-        strict: bool | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """This model with tools.
-
-        Args:
-            tools: functions, `BaseTool`s, classes, or dicts in OpenAI's form.
-            tool_choice: None or "auto": the model decides; "none"; "any", "required" or True: it
-                calls at least one; a tool's name: it calls that one. What is forced is forced by
-                constrained decoding: the arguments then match the tool's schema, unless
-                `max_tokens` cuts them off.
-            parallel_tool_calls: False: a forced answer holds one call.
-            strict: calls that the model makes of its own accord match a tool's schema, too, where
-                its syntax is Hermes'.
-            kwargs: further options of the call.
-
-        Raises:
-            ConfigurationError: an unknown tool or choice.
-        """
-        given = tool_dicts(tools)
-        resolve_tool_choice(tool_choice, given)  # a wrong one fails here, not at the first call
-        chosen = {
-            "tool_choice": tool_choice,
-            "parallel_tool_calls": parallel_tool_calls,
-            "strict": strict,
-        }
-        bound = {name: value for name, value in chosen.items() if value is not None}
-        return self.bind(tools=given, **bound, **kwargs)
-
-    def with_structured_output(
-        self,
-        schema: Schema | None = None,
-        *,
-        method: StructuredMethod = "json_schema",
-        include_raw: bool = False,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, Any]:
-        """This model, giving objects.
-
-        Args:
-            schema: a pydantic class, a TypedDict, or a JSON schema. None: any JSON object
-                ("json_mode" only).
-            method: "json_schema" and "json_mode" hold the answer to the schema by constrained
-                decoding (without a schema: to JSON); "function_calling" asks for it as the
-                arguments of a tool, which the prompt then describes.
-            include_raw: give {"raw": message, "parsed": object, "parsing_error": error or None}.
-            kwargs: further options of the call; `strict` is always meant.
-
-        Raises:
-            ConfigurationError: an unknown method, or no schema where one is needed.
-        """
-        if method not in get_args(StructuredMethod) or (schema is None and method != "json_mode"):
-            known = ", ".join(get_args(StructuredMethod))
-            raise ConfigurationError(
-                f"with_structured_output: method={method!r}, schema={schema!r}; methods are "
-                f"{known}, and only json_mode does without a schema"
-            )
-        trace = {"kwargs": {"method": method}, "schema": schema}
-        if method == "function_calling":
-            assert schema is not None
-            llm = self.bind_tools(
-                [schema], tool_choice="any", ls_structured_output_format=trace, **kwargs
-            )
-        else:
-            llm = self.bind(
-                response_format=response_format(schema),
-                ls_structured_output_format=trace,
-                **kwargs,
-            )
-        return with_parsing(llm, output_parser(schema, method), include_raw=include_raw)
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None

@@ -12,8 +12,8 @@ from typing import Any
 from anthropic import Anthropic
 
 DOCUMENTS = [
-    "Teutberga was a Frankish noblewoman, a daughter of Boso the Elder. In 855 she married "
-    "Lothair II, the king of Lotharingia.",
+    "Lothair II was king of Lotharingia. In 855 he married Teutberga. So the wife of Lothair II "
+    "was Teutberga, a daughter of Boso the Elder.",
     "Lotharingia was a medieval kingdom between the rivers Scheldt, Meuse, Rhine and Saône.",
 ]
 
@@ -33,7 +33,10 @@ def main(base_url: str) -> None:
         content: list[Any] = [document(text) for text in documents]
         content.append({"type": "text", "text": "Who was the wife of Lothair II?"})
         answer = client.messages.create(
-            model=model, max_tokens=32, messages=[{"role": "user", "content": content}]
+            model=model,
+            max_tokens=32,
+            messages=[{"role": "user", "content": content}],
+            extra_body={"temperature": 0.0, "cache_salt": "a tenant's own"},
         )
         usage = answer.usage
         print(

@@ -10,8 +10,8 @@ import sys
 from minipic_backend import Message, Prompt, RemoteEngine, Span, Text
 
 DOCUMENTS = [
-    "Teutberga was a Frankish noblewoman, a daughter of Boso the Elder. In 855 she married "
-    "Lothair II, the king of Lotharingia.",
+    "Lothair II was king of Lotharingia. In 855 he married Teutberga. So the wife of Lothair II "
+    "was Teutberga, a daughter of Boso the Elder.",
     "Lotharingia was a medieval kingdom between the rivers Scheldt, Meuse, Rhine and Saône.",
     "Boso the Elder was a count in Italy and the father of Hucbert and Teutberga.",
 ]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -599,3 +602,27 @@ def test_shared_engines_reach_it() -> None:
     engine.close()
     with pytest.raises(ConfigurationError, match="max_num_seqs"):
         create_engine(EngineSpec(MODEL, URL, {"max_num_seqs": 3}, {}))
+
+
+def test_neither_torch_nor_vllm_is_needed(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.modules["torch"] = sys.modules["vllm"] = None  # as if they were not installed
+from fake_vllm import FakeVLLM
+from minipic_backend import RemoteEngine, Message, Prompt, Span, Text
+prompt = Prompt.chat([Message("user", [Span("A document."), Text("What?")])])
+with RemoteEngine("http://server.test/v1", http=FakeVLLM()) as engine:
+    print(engine.generate(prompt).text, engine.explain(prompt).rows[0].kind)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={
+            **os.environ,
+            "MINIPIC_CACHE": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)]),
+        },
+    )
+    assert done.stdout.split() == ["Teutberga", "prefix"], done.stderr[-2000:]

@@ -89,6 +89,7 @@ class EngineBacked(ModelOptions):
                 "api_key": self.api_key,
                 "max_retries": self.max_retries,
                 "headers": self.headers,
+                **({} if self.timeout is None else {"timeout": self.timeout}),
                 "on_missing_plugin": self.on_missing_plugin,
             }
             spec = EngineSpec(self.model, self.base_url, self.engine_options, client)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, aclosing, closing
-from typing import Any, cast
+from collections.abc import Sequence
+from contextlib import aclosing, closing
+from typing import Any
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -17,33 +15,20 @@ from llama_index.core.base.llms.types import (
     CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
-    MessageRole,
 )
-from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.llms.minipic._calling import Calling
-from llama_index.llms.minipic._engine import EngineBacked
-from llama_index.llms.minipic._messages import unmarked_parts
+from llama_index.llms.minipic._generating import Generating
 from llama_index.llms.minipic._metadata import EngineMetadata
 from llama_index.llms.minipic._prompting import Prompting
-from llama_index.llms.minipic._records import CallLog, CallRecord
-from llama_index.llms.minipic._requests import TOOL_OPTIONS, ChatRequest, PlannedRequest
-from llama_index.llms.minipic._results import Streamed, as_completion, chat_response, record_of
-from llama_index.llms.minipic._spans import SpanMethods
+from llama_index.llms.minipic._results import as_completion
 from llama_index.llms.minipic._structured import Structured
 from llama_index.llms.minipic.prompt_helper import SpanChatPromptHelper, SpanPromptHelper
-from pydantic import PrivateAttr
-
-from minipic_backend import ConfigurationError, EngineProtocol, Prompt
-from minipic_backend.deadline import deadline
-from minipic_backend.tools import plan_answer
 
 __all__ = ["MiniPIC"]
 
-_Planner = Callable[[EngineProtocol], PlannedRequest]
 
-
-class MiniPIC(SpanMethods, EngineBacked, Prompting, Structured, Calling):
+class MiniPIC(Generating, Prompting, Structured, Calling):
     """A model on vLLM that reuses the KV cache of nodes wherever they stand.
 
         llm = install(Settings, MiniPIC(model="HuggingFaceTB/SmolLM2-135M-Instruct"))
@@ -68,11 +53,6 @@ class MiniPIC(SpanMethods, EngineBacked, Prompting, Structured, Calling):
 
     context_window: int | None = None
     is_function_calling_model: bool = True
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
-    trim_history: bool = True
-
-    _log: CallLog = PrivateAttr(default_factory=CallLog)
 
     @classmethod
     def class_name(cls) -> str:
@@ -111,21 +91,6 @@ class MiniPIC(SpanMethods, EngineBacked, Prompting, Structured, Calling):
         """`prompt_helper`, for synthesizers with `multimodal=True`."""
         return SpanChatPromptHelper(self)
 
-    # ---- what calls cost --------------------------------------------------------------------
-
-    @property
-    def calls(self) -> deque[CallRecord]:
-        """Records of the last thousand calls, the latest last."""
-        return self._log.recent
-
-    def record(self) -> AbstractContextManager[list[CallRecord]]:
-        """Records of the calls that end within a `with` block, in whatever thread:
-
-        with llm.record() as calls:
-            engine.query("…")
-        """
-        return self._log.recording()
-
     # ---- chat -------------------------------------------------------------------------------
 
     @llm_chat_callback()
@@ -137,24 +102,24 @@ class MiniPIC(SpanMethods, EngineBacked, Prompting, Structured, Calling):
             ConfigurationError: an unknown option.
             TimeoutError: no answer within `timeout` seconds.
         """
-        return self._answer(self._chat(messages, kwargs))
+        return self._answer(self._plan_chat(messages, kwargs))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """`chat` for event loops; cancelling it aborts the request."""
-        return await self._aanswer(self._chat(messages, kwargs))
+        return await self._aanswer(self._plan_chat(messages, kwargs))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """`chat`, piece by piece; closing the generator aborts the request."""
-        return self._stream(self._chat(messages, kwargs, streams=True))
+        return self._stream(self._plan_chat(messages, kwargs, streams=True))
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """`stream_chat` for event loops."""
-        return self._astream(self._chat(messages, kwargs, streams=True))
+        return self._astream(self._plan_chat(messages, kwargs, streams=True))
 
     # ---- completions ------------------------------------------------------------------------
 
@@ -162,21 +127,21 @@ class MiniPIC(SpanMethods, EngineBacked, Prompting, Structured, Calling):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answers a text: as a user's message where the model is one for chats, and as it stands
         where it is not, or where `formatted` says that it has everything already."""
-        return as_completion(self._answer(self._complete(prompt, formatted, kwargs)))
+        return as_completion(self._answer(self._plan_completion(prompt, formatted, kwargs)))
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """`complete` for event loops; cancelling it aborts the request."""
-        return as_completion(await self._aanswer(self._complete(prompt, formatted, kwargs)))
+        return as_completion(await self._aanswer(self._plan_completion(prompt, formatted, kwargs)))
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """`complete`, piece by piece; closing the generator aborts the request."""
-        planner = self._complete(prompt, formatted, kwargs, streams=True)
+        planner = self._plan_completion(prompt, formatted, kwargs, streams=True)
 
         def pieces() -> CompletionResponseGen:
             with closing(self._stream(planner)) as responses:
@@ -190,7 +155,7 @@ class MiniPIC(SpanMethods, EngineBacked, Prompting, Structured, Calling):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """`stream_complete` for event loops."""
-        planner = self._complete(prompt, formatted, kwargs, streams=True)
+        planner = self._plan_completion(prompt, formatted, kwargs, streams=True)
 
         async def pieces() -> CompletionResponseAsyncGen:
             async with aclosing(self._astream(planner)) as responses:
@@ -199,91 +164,5 @@ class MiniPIC(SpanMethods, EngineBacked, Prompting, Structured, Calling):
 
         return pieces()
 
-    # ---- inside -----------------------------------------------------------------------------
-
-    def _chat(
-        self, messages: Sequence[ChatMessage], kwargs: dict[str, Any], *, streams: bool = False
-    ) -> _Planner:
-        given = {
-            k: v for k, v in kwargs.items() if k not in (*TOOL_OPTIONS, "chat_template_kwargs")
-        }
-        options = self._checked_options(given, streams)
-        request = ChatRequest(
-            list(messages),
-            options,
-            {**self.chat_template_kwargs, **kwargs.get("chat_template_kwargs", {})},
-            {name: value for name, value in kwargs.items() if name in TOOL_OPTIONS},
-            self.tool_parser,
-            self.reasoning_parser,
-            self._num_output(options),
-            self.trim_history,
-        )
-        return request.on
-
-    def _complete(
-        self, prompt: str, formatted: bool, kwargs: dict[str, Any], *, streams: bool = False
-    ) -> _Planner:
-        if self.is_chat_model and not formatted:
-            message = ChatMessage(role=MessageRole.USER, content=prompt)
-            return self._chat([message], kwargs, streams=streams)
-        options = self._checked_options(kwargs, streams)
-        parts = unmarked_parts(prompt)
-        request = PlannedRequest("complete", Prompt(parts), options, plan_answer(None))
-        return lambda engine: request
-
-    def _checked_options(self, given: dict[str, Any], streams: bool) -> dict[str, Any]:
-        options = self._call_options(given)
-        if streams and (options.get("n") or 1) > 1:
-            raise ConfigurationError(f"n={options['n']}: LlamaIndex streams one answer at a time")
-        return options
-
-    def _answer(self, planner: _Planner) -> ChatResponse:
-        engine = self._get_engine()
-        request = planner(engine)
-        with deadline(engine, request.options, self.timeout) as options:
-            result = engine.generate(request.prompt, **options)
-        self._note(request, result)
-        return chat_response(result, request, self.model)
-
-    async def _aanswer(self, planner: _Planner) -> ChatResponse:
-        engine = await self._aget_engine()
-        request = await asyncio.to_thread(planner, engine)
-        with deadline(engine, request.options, self.timeout) as options:
-            result = await engine.agenerate(request.prompt, **options)
-        self._note(request, result)
-        return chat_response(result, request, self.model)
-
-    def _stream(self, planner: _Planner) -> Generator[ChatResponse, None, None]:
-        engine = self._get_engine()
-        request = planner(engine)
-        answer = Streamed(request, self.model)
-        with deadline(engine, request.options, self.timeout) as options:
-            pieces = cast("Generator[Any, None, None]", engine.stream(request.prompt, **options))
-            with closing(pieces):
-                for chunk in pieces:
-                    self._note(request, chunk)
-                    if (response := answer.add(chunk)) is not None:
-                        yield response
-
-    async def _astream(self, planner: _Planner) -> AsyncGenerator[ChatResponse, None]:
-        engine = await self._aget_engine()
-        request = await asyncio.to_thread(planner, engine)
-        answer = Streamed(request, self.model)
-        with deadline(engine, request.options, self.timeout) as options:
-            pieces = cast("AsyncGenerator[Any, None]", engine.astream(request.prompt, **options))
-            async with aclosing(pieces):
-                async for chunk in pieces:
-                    self._note(request, chunk)
-                    if (response := answer.add(chunk)) is not None:
-                        yield response
-
-    def _note(self, request: PlannedRequest, part: Any) -> None:
-        if (record := record_of(request, part)) is not None:
-            self._log.add(record)
-
     def _find_window(self) -> int:
         return self.context_window or self._get_engine().max_model_len
-
-    def _num_output(self, options: dict[str, Any]) -> int:
-        """Tokens that an answer is expected to have at most."""
-        return options.get("max_tokens") or self.max_tokens or DEFAULT_NUM_OUTPUTS

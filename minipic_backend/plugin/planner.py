@@ -247,6 +247,12 @@ class SpanPlanner:
     def plan_of(self, request_id: str) -> Plan | None:
         return self._plans.get(request_id)
 
+    def jobs_of(self, request_id: str) -> list[SpanJob]:
+        """The jobs under way that a request waits for."""
+        plan = self._plans.get(request_id)
+        jobs = plan.jobs if plan is not None else []
+        return [job for job in jobs if job.request.request_id in self._by_id]
+
     def allocated(self, request: Any, num_tokens: int) -> None:
         """A request's first `num_tokens` tokens are computed by the end of this step."""
         job = self._by_id.get(request.request_id)

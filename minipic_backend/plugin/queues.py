@@ -41,10 +41,20 @@ class SpanPriorityQueue(PriorityRequestQueue):
         head = super().peek_request()
         jobs = self.before(head)
         for place, job in enumerate(jobs):
-            # Right in front of the request that is at the front of the queue now.
             job.arrival_time = head.arrival_time - (len(jobs) - place) * _TICK_S
             self.add_request(job)
-        return super().peek_request() if jobs else head
+        return super().peek_request()
+
+    def hurry(self, job: Request, request: Request) -> None:
+        """Puts a job that a more urgent request waits for right in front of that one."""
+        try:
+            self.remove_request(job)
+        except ValueError:  # running, or passed over in this step: it comes back by itself
+            job.priority = request.priority
+            return
+        job.priority = request.priority
+        job.arrival_time = min(job.arrival_time, request.arrival_time - _TICK_S)
+        self.add_request(job)
 
 
 def span_queue(stock: Any, before: Before) -> Any:

@@ -26,12 +26,19 @@ from minipic_backend.plugin.holds import Holds
 from minipic_backend.plugin.kv_events import stored_events
 from minipic_backend.plugin.metrics import SpanCounts
 from minipic_backend.plugin.planner import Plan, SpanPlanner
-from minipic_backend.plugin.queues import span_queue
+from minipic_backend.plugin.queues import SpanPriorityQueue, span_queue
 from minipic_backend.plugin.span_jobs import JOB_PREFIX, SpanJob
 from minipic_backend.segments import SegmentTable
 from minipic_backend.span_figures import SpanFigures
 
 __all__ = ["AsyncSpanScheduler", "SpanScheduler"]
+
+
+_WAITING = (
+    RequestStatus.WAITING,
+    RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+    RequestStatus.PREEMPTED,
+)
 
 
 class _SpanScheduling(Scheduler):
@@ -168,6 +175,10 @@ class _SpanScheduling(Scheduler):
             )
         else:
             jobs = self.planner.plan(request, table)
+        if isinstance(self.waiting, SpanPriorityQueue):
+            for job in self.planner.jobs_of(request.request_id):
+                if job.request.priority > request.priority:
+                    self.waiting.hurry(job.request, request)
         for job in jobs:
             self.requests[job.request.request_id] = job.request
             if self.connector is not None:
@@ -184,7 +195,7 @@ class _SpanScheduling(Scheduler):
             not isinstance(chain, SpanHashChain)
             or request.num_computed_tokens
             or request.skip_reading_prefix_cache
-            or request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            or request.status not in _WAITING
         ):
             return None
         return chain.table

@@ -341,17 +341,33 @@ def test_ordinary_traffic_goes_on_beside_jobs(rig: StepRig) -> None:
     assert behind.request.request_id in rig.steps[2]
 
 
-def test_a_more_urgent_request_goes_first(folder: Path) -> None:
+def test_a_job_becomes_as_urgent_as_the_most_urgent_request_that_waits(folder: Path) -> None:
     rig = StepRig(folder, scheduling_policy="priority", max_num_seqs=1)
     rig.run(prompt(1))
-    rig.steps.clear()
-    late = rig.add(prompt(5, 6, 1), priority=5)
-    rig.step()  # the first job of `late`
+    late = rig.add(prompt(5, 6, 1), priority=9)
+    rig.step()  # the first job of `late`; the one for document 6 is in the queue
+    others = [rig.add([20 + i, 30 + i] * 8, priority=5) for i in range(4)]
     urgent = rig.add(prompt(6, 1), priority=0)
     rig.finish()
-    assert urgent.first_step is not None
-    assert late.first_step is not None
-    assert urgent.first_step < late.first_step
+    rig.assert_idle()
+    first = [one.first_step for one in (urgent, *others, late)]
+    assert all(step is not None for step in first)
+    assert first == sorted(first)  # type: ignore[type-var]
+    assert max(rig.computed[block] for block in span_blocks(rig, range(5, 7))) == 1
+
+
+def test_jobs_run_while_a_grammar_is_compiled(rig: StepRig) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    rig.run(prompt(1))
+    rig.steps.clear()
+    served = rig.add(
+        prompt(2, 1), sampling={"structured_outputs": StructuredOutputsParams(choice=["a", "b"])}
+    )
+    rig.step()
+    assert jobs(rig.steps[0]) == [SPAN]
+    assert served.request.request_id not in rig.steps[0]
+    rig.abort(served)
 
 
 def test_ids_of_internal_requests_are_not_for_others(rig: StepRig) -> None:

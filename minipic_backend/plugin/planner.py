@@ -3,12 +3,13 @@
 A request whose turn comes is surveyed: which of its parts (prefix, spans) are cached, which are
 being computed, which are missing. A missing part with anything useful behind it becomes a job,
 since a request reads the cache up to the first miss only. Missing parts with nothing useful
-behind them are left to the request itself: computing them in place costs the same and takes one
-row of a batch instead of several.
+behind them are left to the request itself, unless rows are plenty and their pads worth one:
+computing them in place costs the same otherwise, and takes one row of a batch instead of several.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -85,6 +86,9 @@ class SpanPlanner:
         self.holds = holds
         self._block_size = block_size
         self._all_parts = host_memory
+        self.min_tail_tokens: float = math.inf
+        """From how many tokens on a missing span is worth a job even with nothing useful behind it:
+        for the pads that the job leaves out, at the price of a row of the batch."""
         self._maker = JobMaker(block_size, with_pads=host_memory)
         self._plans: dict[str, Plan] = {}
         self._jobs: dict[bytes, SpanJob] = {}
@@ -193,7 +197,6 @@ class SpanPlanner:
 
     def _last_useful(self, plan: Plan, found: list[list[Any]]) -> int:
         """Index of the last part of which something can be read, not computed."""
-        all_parts = self._all_parts or self.policy == "batched"
         last = -1
         seen: set[bytes] = set()
         for index, blocks in enumerate(found):
@@ -201,10 +204,17 @@ class SpanPlanner:
             key = plan.key(part)
             if blocks or key in seen or self._promise_of(key) is not None:
                 last = index
-            elif all_parts and part.is_span:
+            elif part.is_span and self._is_worth_a_job(part):
                 last = index + 1
             seen.add(key)
         return last
+
+    def _is_worth_a_job(self, part: Part) -> bool:
+        """Whether a missing span becomes a job whatever stands behind it."""
+        if self._all_parts or self.policy == "batched":
+            return True
+        size = self._block_size
+        return 4 * part.num_pads >= size and part.num_blocks * size >= self.min_tail_tokens
 
     def _promise_of(self, key: bytes) -> Promise | None:
         """Who computes a part just now."""

@@ -44,6 +44,8 @@ _WAITING = (
 class _SpanScheduling(Scheduler):
     """Span-aware hashes for a scheduler's requests, and jobs for their missing spans."""
 
+    _tail_jobs = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.span_config = check_config(self.vllm_config, self.kv_cache_config)
@@ -161,6 +163,10 @@ class _SpanScheduling(Scheduler):
         table = self._plannable(request)
         if table is None:
             return []
+        if self._tail_jobs:
+            # At twice that size, a step is full of tokens before it is full of rows.
+            rows = self.max_num_running_reqs
+            self.planner.min_tail_tokens = 2 * self.max_num_scheduled_tokens / rows
         if self.planner.policy == "batched":
             if self.planner.num_jobs or self.planner.plan_of(request.request_id) is not None:
                 return []
@@ -286,7 +292,12 @@ class SpanScheduler(_SpanScheduling):
 
 
 class AsyncSpanScheduler(_SpanScheduling, AsyncScheduler):
-    """For platforms that schedule ahead (CUDA): vLLM requires a subclass of its own class."""
+    """For platforms that schedule ahead (CUDA): vLLM requires a subclass of its own class.
+
+    Rows are cheap there, and planned while the device computes: see `SpanPlanner.min_tail_tokens`.
+    """
+
+    _tail_jobs = True
 
 
 def _is_internal(request: Any) -> bool:

@@ -134,8 +134,12 @@ def assert_equal(got: Answer, want: Answer) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_answer_is_the_one_computed_alone(rig: Any, seed: int) -> None:
-    """28 blocks: two or three requests at a time. A prompt and its answer need up to 12."""
+def test_every_answer_is_the_one_computed_alone(
+    rig: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """28 blocks: two or three requests at a time. A prompt and its answer need up to 12. With every
+    other seed as on CUDA, where jobs are made for the pads that they leave out, too."""
+    monkeypatch.setattr(rig.scheduler, "_tail_jobs", seed % 2 == 1)
     traffic = Traffic(rig, seed)
     alone = traffic.alone()
     rig.reset()

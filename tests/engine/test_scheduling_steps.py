@@ -154,6 +154,25 @@ def test_a_cold_request_takes_at_most_one_step_more_than_in_place(
         assert first <= in_place + 1
 
 
+def test_rows_to_spare_are_given_for_pads(folder: Path) -> None:
+    """As on CUDA: a cold prompt's spans become jobs where a step has more rows than it can use, and
+    where their pads are at least a quarter of a block."""
+    padded = [token for number in (1, 2) for token in [*span(number)[:-6], *[5] * 6]]
+    cold = [*prefix(), *padded, *dependent()]
+    for max_num_seqs, as_jobs in ((32, True), (16, False)):  # worth it from 32 or 64 tokens on
+        rig = StepRig(folder, ahead=1, max_num_seqs=max_num_seqs)
+        served = rig.run(cold)
+        (step,) = rig.steps
+        assert jobs(step) == ([2 * BLOCK_SIZE, 42, 42] if as_jobs else [])
+        assert sum(step.values()) == len(cold) - 2 * 6 * as_jobs
+        assert served.num_cached == 0
+        assert served.figures is not None
+        assert served.figures["computed_tokens"] == 2 * 3 * BLOCK_SIZE
+        rig.steps.clear()
+        rig.run(prompt(7))  # three pads
+        assert jobs(rig.steps[0]) == []
+
+
 # ---- several requests -------------------------------------------------------------------------
 
 

@@ -341,8 +341,8 @@ class BaseEngine(ABC):
         elif not isinstance(prompt, Prompt):
             raise PromptError(f"A prompt is a Prompt or a str, not {type(prompt).__name__}")
         laid_out = self.layout.lay_out(prompt, settings, options=span_options)
-        if len(laid_out.token_ids) >= self.max_model_len:
-            raise ContextWindowError(len(laid_out.token_ids), self.max_model_len)
+        if laid_out.num_positions >= self.max_model_len:
+            raise ContextWindowError(laid_out.num_positions, self.max_model_len)
         self._prefixes.add(laid_out.prefix_token_ids)
         if laid_out.table is not None:
             span_options = laid_out.table.options

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from minipic_backend.errors import ConfigurationError
-from minipic_backend.patches import Patch, as_patches
+from minipic_backend.patches import Patch, Place, as_patches, as_places
 
 __all__ = [
     "CONFIG_KEY",
@@ -35,7 +35,9 @@ Frame = Literal["none", "prefix"]
 KeyEncoding = Literal["span_local", "unrotated"]
 Offsets = Literal["compact", "padded"]
 Policy = Literal["interleaved", "batched", "in_place"]
-Technique = Literal["primed", "block_attention", "epic", "epic_paper", "selective", "full"]
+Technique = Literal[
+    "primed", "block_attention", "epic", "epic_paper", "selective", "prompt_cache", "full"
+]
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -52,12 +54,15 @@ class SpanOptions:
         offsets: "compact" (positions run on as if the pads of spans were not there) or "padded".
         see_markers: whether later tokens see the SSep token in front of each span.
         patches: parts of spans that this prompt computes anew (`patches.Patch`).
+        places: (token index, offset) of segments that stand further on than right behind the one
+            in front: reserved ranges.
     """
 
     frame: Frame = "prefix"
     offsets: Offsets = "compact"
     see_markers: bool = True
     patches: tuple[Patch, ...] = ()
+    places: tuple[Place, ...] = ()
 
     def __post_init__(self) -> None:
         _check_choice("frame", self.frame, get_args(Frame))
@@ -65,6 +70,7 @@ class SpanOptions:
         if not isinstance(self.see_markers, bool):
             raise ConfigurationError(f"see_markers={self.see_markers!r}: True or False")
         object.__setattr__(self, "patches", as_patches(self.patches))
+        object.__setattr__(self, "places", as_places(self.places))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], base: SpanOptions | None = None) -> SpanOptions:
@@ -143,6 +149,7 @@ class TechniqueSettings:
         blocks: how many of each document's first blocks are computed anew, in context.
         budget: share of the documents' blocks, chosen by the question, that is computed anew.
         split: the first blocks are cut off the documents instead of computed twice.
+        schema: modules of a `prompt_cache.SchemaPrompt` stand at their reserved positions.
     """
 
     spans: bool
@@ -152,6 +159,7 @@ class TechniqueSettings:
     blocks: int = 0
     budget: float = 0.0
     split: bool = False
+    schema: bool = False
 
 
 _TECHNIQUES: dict[str, TechniqueSettings] = {
@@ -162,6 +170,7 @@ _TECHNIQUES: dict[str, TechniqueSettings] = {
         spans=True, frame="none", primer=None, late=0, blocks=1, split=True
     ),
     "selective": TechniqueSettings(spans=True, frame="prefix", primer="auto", late=0, budget=0.1),
+    "prompt_cache": TechniqueSettings(spans=True, frame="none", primer=None, late=0, schema=True),
     "full": TechniqueSettings(spans=False, frame="none", primer=None, late=0),
 }
 

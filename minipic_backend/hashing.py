@@ -7,6 +7,7 @@
     dependent: first block H(g, x, "dep"), g a digest of everything in front of it
              inside: H(h_{i-1}, x_i); generated tokens continue it
     patch  : a dependent segment whose parent also holds which tokens it replaces
+    placed : offsets that the options name enter g, or the parent of a dependent segment
 
 g costs O(1) a segment: the hash of a segment's last block fixes all of the segment's tokens, so
 that g' = H(g, h_last) fixes the whole prompt up to there.
@@ -152,6 +153,8 @@ class SpanHashChain:
             self._parent = self._none_hash
         elif segment.replaced is not None:
             self._parent = self._hash((self._dependent_parent(), segment.replaced))
+        elif kind is SegmentKind.DEPENDENT and segment.is_placed:
+            self._parent = self._hash((self._dependent_parent(), segment.offset))
         elif kind is SegmentKind.DEPENDENT:
             self._parent = self._dependent_parent()
         elif self._table.num_frame_tokens:
@@ -163,7 +166,9 @@ class SpanHashChain:
         """Takes the segment that just ended into g."""
         if self._segment_index == 0:
             self._frame_hash = self._parent
-        self._digest = self._hash((self._digest, self._parent))
+        segment = self._table.segments[self._segment_index]
+        own = (segment.offset,) if segment.is_placed else ()
+        self._digest = self._hash((self._digest, self._parent, *own))
 
     def _dependent_parent(self) -> bytes:
         return self._hash((self._dependent_domain, self._digest))

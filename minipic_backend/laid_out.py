@@ -39,6 +39,12 @@ class LaidOutPrompt:
     notes: tuple[str, ...] = ()
 
     @property
+    def num_positions(self) -> int:
+        """Tokens, or logical positions where those are more (reserved ranges)."""
+        position = self.table.generated_position if self.table else 0
+        return max(len(self.token_ids), position)
+
+    @property
     def num_pads(self) -> int:
         """Tokens that only fill up blocks."""
         return sum(segment.num_pads for segment in self.segments)

@@ -29,9 +29,11 @@ from itertools import pairwise
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
 from minipic_backend.laid_out import LaidOutPrompt, LaidOutSegment, explain_rows, preview
-from minipic_backend.patches import Patch
+from minipic_backend.patches import Patch, Place
 from minipic_backend.primer import primer_passages
 from minipic_backend.prompt import Prompt
+from minipic_backend.prompt_cache.chunks import Slot, schema_chunks, with_scaffolds
+from minipic_backend.prompt_cache.schema import SchemaPrompt
 from minipic_backend.recompute import asked_for_blocks, first_blocks
 from minipic_backend.rendering import Renderer
 from minipic_backend.sections import (
@@ -56,6 +58,7 @@ class _Builder:
     token_ids: list[int] = field(default_factory=list)
     segments: list[LaidOutSegment] = field(default_factory=list)
     patches: list[Patch] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     prefix_end: int = 0
 
     def add_whole(self, ids: Sequence[int], num_pads: int, label: str, text: str) -> None:
@@ -117,6 +120,14 @@ class Layout:
                 f"The technique computes spans behind frame {settings.frame!r}, the request's "
                 f"options say {options.frame!r}"
             )
+        modules: SchemaPrompt | None = None
+        if settings.schema:
+            if not isinstance(prompt, SchemaPrompt):
+                raise PromptError(
+                    'Technique "prompt_cache" lays out modules of a schema: '
+                    "give it Schema(...).prompt(...)"
+                )
+            modules, prompt = prompt, prompt.frame()
         head, sections = read_sections(self._renderer.render(prompt), self.encoder)
         bos = () if prompt.is_chat else self.encoder.bos
         if not (sections and settings.spans):
@@ -124,6 +135,10 @@ class Layout:
 
         builder = _Builder(self._config.block_size)
         self._add_prefix(builder, bos, head, settings)
+        if modules is not None:
+            self._add_modules(builder, modules)
+            self._add_last(builder, [], sections[-1].text)
+            return self._laid_out(builder, options, settings)
         for section in sections[:-1]:
             self._add_documents(builder, section.documents, section.text, settings)
             self._add_dependent(builder, section.text, "text", filler=self._config.pad)
@@ -133,14 +148,7 @@ class Layout:
         self._add_documents(builder, early, last.text, settings)
         self._add_last(builder, late, last.text)
 
-        options = replace(options, patches=tuple(builder.patches))
-        table = parse_segments(builder.token_ids, self._config, options)
-        if table is None or len(table.segments) != len(builder.segments):
-            raise AssertionError("the layout and the segment table disagree")
-        notes: tuple[str, ...] = ()
-        if settings.primer and settings.frame == "none":
-            notes = ("The primer is left out: with frame 'none' no span would see it.",)
-        return LaidOutPrompt(tuple(builder.token_ids), table, tuple(builder.segments), notes)
+        return self._laid_out(builder, options, settings)
 
     def lay_out_span(self, text: str) -> tuple[int, ...]:
         """[SSep document pads], whole blocks: what this document is in every prompt."""
@@ -203,6 +211,57 @@ class Layout:
         if pending:
             prompts.append((*prefix, *pending, *tail))
         return prompts
+
+    def _laid_out(
+        self, builder: _Builder, options: SpanOptions, settings: TechniqueSettings
+    ) -> LaidOutPrompt:
+        options = replace(options, patches=tuple(builder.patches), places=tuple(builder.places))
+        table = parse_segments(builder.token_ids, self._config, options)
+        if table is None or len(table.segments) != len(builder.segments):
+            raise AssertionError("the layout and the segment table disagree")
+        notes: tuple[str, ...] = ()
+        if settings.primer and settings.frame == "none":
+            notes = ("The primer is left out: with frame 'none' no span would see it.",)
+        return LaidOutPrompt(tuple(builder.token_ids), table, tuple(builder.segments), notes)
+
+    def _add_modules(self, builder: _Builder, prompt: SchemaPrompt) -> None:
+        """Imported modules at their reserved positions, then their arguments, as patches."""
+        encoder, filler = self.encoder, self.encoder.newline
+        chosen = [
+            chunk
+            for chunk in schema_chunks(prompt.schema, encoder.encode, filler)
+            if not chunk.path or chunk.path in prompt.arguments
+        ]
+        base = len(builder.token_ids)
+        fills = []
+        position = base
+        for chunk in with_scaffolds(chosen, prompt.schema.scaffolds, filler):
+            start = len(builder.token_ids)
+            if start:
+                builder.places.append(Place(start, base + chunk.offset))
+            else:  # nothing in front: the first module of this prompt stands at 0
+                base = -chunk.offset
+            ids = [self._config.ssep, *chunk.token_ids]
+            label = f"module {chunk.path}" if chunk.path else "schema"
+            builder.add(ids, self._config.pad, label, encoder.decode(chunk.token_ids))
+            fills += [(slot, start) for slot in chunk.slots]
+            position = base + chunk.end
+        for slot, start in fills:
+            value = prompt.arguments[slot.path].get(slot.parameter.name)
+            if value is not None:
+                self._add_argument(builder, slot, start, value)
+        builder.places.append(Place(len(builder.token_ids), position))
+
+    def _add_argument(self, builder: _Builder, slot: Slot, start: int, value: str) -> None:
+        ids = self.encoder.encode(value)
+        if not 0 < len(ids) <= slot.parameter.length:
+            raise PromptError(
+                f"Argument {slot.parameter.name!r} of module {slot.path!r} has {len(ids)} tokens; "
+                f"at least 1 and at most {slot.parameter.length} are reserved for it"
+            )
+        first, end = start + 1 + slot.start, start + 1 + slot.end
+        builder.patches.append(Patch(len(builder.token_ids), first, end))
+        builder.add(ids, self._config.pad, f"{slot.path}: {slot.parameter.name}", value)
 
     def _ordinary(
         self, bos: Sequence[int], head: str, sections: Sequence[Section]

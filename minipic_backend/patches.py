@@ -1,4 +1,4 @@
-"""Patches: parts of spans that a prompt computes anew, in context, behind its spans.
+"""Patches: parts of spans that a prompt computes anew, in context, behind its spans. And places.
 
     [prefix][SSep d1][SSep d2][d1's first block][d2's first block][PDep question]
 
@@ -11,11 +11,12 @@ patches that differ in which tokens they replace, and by what.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from minipic_backend.errors import ConfigurationError
 
-__all__ = ["Patch", "as_patches"]
+__all__ = ["Patch", "Place", "as_patches", "as_places"]
 
 
 class Patch(NamedTuple):
@@ -32,6 +33,33 @@ class Patch(NamedTuple):
     end: int
 
 
+class Place(NamedTuple):
+    """Where a segment stands logically, if not right behind the one in front.
+
+    Args:
+        at: its first token's index in the prompt.
+        offset: its first token's logical position.
+    """
+
+    at: int
+    offset: int
+
+
+def as_places(values: Any) -> tuple[Place, ...]:
+    """Places from pairs of whole numbers, as JSON has them.
+
+    Raises:
+        ConfigurationError: anything else, or places that are not in order.
+    """
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        raise ConfigurationError(f"places={values!r}: a list of [at, offset]")
+    places = tuple(Place(*map(_index, _numbers(value, 2))) for value in values)
+    for before, place in pairwise(places):
+        if place.at <= before.at or place.offset < before.offset:
+            raise ConfigurationError(f"{place} does not come behind {before}")
+    return places
+
+
 def as_patches(values: Any) -> tuple[Patch, ...]:
     """Patches from triples of whole numbers, as JSON has them.
 
@@ -40,7 +68,7 @@ def as_patches(values: Any) -> tuple[Patch, ...]:
     """
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         raise ConfigurationError(f"patches={values!r}: a list of [at, start, end]")
-    patches = tuple(Patch(*map(_index, _triple(value))) for value in values)
+    patches = tuple(Patch(*map(_index, _numbers(value, 3))) for value in values)
     for before, patch in zip((None, *patches), patches, strict=False):
         if not patch.start < patch.end <= patch.at:
             raise ConfigurationError(f"{patch}: replaces tokens in front of it, at least one")
@@ -49,13 +77,13 @@ def as_patches(values: Any) -> tuple[Patch, ...]:
     return patches
 
 
-def _triple(value: Any) -> Sequence[Any]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 3:
-        raise ConfigurationError(f"A patch is three whole numbers, not {value!r}")
+def _numbers(value: Any, count: int) -> Sequence[Any]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != count:
+        raise ConfigurationError(f"A list of {count} whole numbers, please, not {value!r}")
     return value
 
 
 def _index(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigurationError(f"A patch is three whole numbers from 0, not {value!r}")
+        raise ConfigurationError(f"A whole number from 0, please, not {value!r}")
     return value

@@ -45,6 +45,7 @@ class Segment:
             rotary embedding sees these). Differs from `offset` for spans only.
         replaced: of a patch: first and last + 1 of the tokens that it stands for.
         repeats_marker: its first token is that of a span, again.
+        is_placed: the request's options say where it stands.
     """
 
     kind: SegmentKind
@@ -55,6 +56,7 @@ class Segment:
     cached_position: int
     replaced: tuple[int, int] | None = None
     repeats_marker: bool = False
+    is_placed: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -192,14 +194,14 @@ def parse_segments(
     Raises:
         MalformedSpansError: a marker inside a block, a pad before the end of a segment or in the
             prefix or at the end of the prompt, a prompt of several segments that ends in a
-            span, or a patch in the wrong place.
+            span, or a patch or a place where there may be none.
     """
     tokens = np.asarray(token_ids, dtype=np.int64)
     is_marker = (tokens == config.ssep) | (tokens == config.pdep)
     starts = np.flatnonzero(is_marker)
     if starts.size == 0:
-        if options.patches:
-            raise MalformedSpansError("A patch in a prompt without spans", options.patches[0].at)
+        if options.patches or options.places:
+            raise MalformedSpansError("Patches or places in a prompt without spans", 0)
         return None
     misplaced = starts[starts % config.block_size != 0]
     if misplaced.size:
@@ -211,6 +213,10 @@ def parse_segments(
         )
     patches = {patch.at: patch for patch in options.patches if patch.at < len(tokens)}
     bounds = sorted({0, *map(int, starts), *patches, len(tokens)})
+    places = dict(options.places)
+    for at in places:
+        if at not in bounds[1:-1] or at in patches:
+            raise MalformedSpansError("A place for what is no segment behind the first", at)
 
     segments: list[Segment] = []
     offset = num_frame_tokens = num_patch_tokens = 0
@@ -225,10 +231,15 @@ def parse_segments(
             continue
         if options.offsets == "padded":
             offset = start - num_patch_tokens
+        if places.get(start, offset) < offset:
+            raise MalformedSpansError("A place that another segment takes", start)
+        offset = places.get(start, offset)
         if kind is SegmentKind.PREFIX and options.frame == "prefix":
             num_frame_tokens = end
         cached_position = num_frame_tokens if kind is SegmentKind.SPAN else offset
-        segments.append(Segment(kind, start, end, num_pads, offset, cached_position))
+        segments.append(
+            Segment(kind, start, end, num_pads, offset, cached_position, is_placed=start in places)
+        )
         offset += end - start - num_pads
     if options.patches and (segments[-1].replaced or len(patches) < len(options.patches)):
         raise MalformedSpansError(

@@ -163,6 +163,51 @@ def test_patches_need_spans() -> None:
         parse([A] * 12, [(8, 4, 8)])
 
 
+# ---- places ---------------------------------------------------------------------------------
+
+
+def test_placed_segments_and_what_follows_them() -> None:
+    table = parse_segments(
+        [*FRONT, PDEP, A, PAD, PAD, PDEP], CONFIG, SpanOptions(places=((12, 20), (16, 30)))
+    )
+    assert table is not None
+    assert [s.offset for s in table.segments] == [0, 4, 20, 30, 32]
+    assert [s.cached_position for s in table.segments] == [0, 4, 4, 30, 32]
+    assert [s.is_placed for s in table.segments] == [False, False, True, True, False]
+    assert table.generated_position == 33
+
+
+@pytest.mark.parametrize(
+    ("place", "index"), [((0, 3), 0), ((13, 20), 13), ((12, 9), 12), ((40, 50), 40), ((16, 99), 16)]
+)
+def test_places_where_there_may_be_none(place: tuple[int, int], index: int) -> None:
+    """The first segment, no segment, taken positions, behind the prompt, a patch."""
+    with pytest.raises(MalformedSpansError) as caught:
+        parse(EPIC, HEADS, places=[place])
+    assert caught.value.token_index == index
+
+
+@pytest.mark.parametrize("places", [[(1, 2, 3)], [(8, 9), (4, 20)], [(4, 9), (8, 5)], "12"])
+def test_what_is_no_place(places: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        SpanOptions(places=places)
+
+
+def test_places_change_the_hashes_of_what_sees_them() -> None:
+    """Not those of spans, whose blocks hold the same wherever they stand."""
+    tokens = [*FRONT, PDEP, A, A, A, PDEP, A, A, A]
+    plain = hashes(tokens, SpanOptions())
+    for places in ([(12, 11)], [(16, 15)]):
+        placed = hashes(tokens, SpanOptions(places=places))  # type: ignore[arg-type]
+        assert placed[:4] == plain[:4]
+        assert not set(placed[4:]) & set(plain[4:])
+    one, two = (
+        hashes(tokens, SpanOptions(places=[place]))  # type: ignore[arg-type,list-item]
+        for place in ((12, 11), (12, 12))
+    )
+    assert not set(one[4:]) & set(two[4:])
+
+
 # ---- hashes ---------------------------------------------------------------------------------
 
 

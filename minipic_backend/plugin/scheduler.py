@@ -82,7 +82,17 @@ class _SpanScheduling(Scheduler):
         if request.resumable and request.minipic_chain:
             # Its prompt would grow behind the segments that were read. Never scheduled.
             request.abort_immediately = True
+        if request.minipic_chain:
+            self._keep_in_context(request, request.minipic_chain.table)
         super().add_request(request)
+
+    def _keep_in_context(self, request: Request, table: SegmentTable) -> None:
+        """Reserved ranges may lead past the model's positions though the tokens are few."""
+        if table.generated_position > table.num_prompt_tokens:
+            room = self.vllm_config.model_config.max_model_len - table.generated_position
+            request.max_tokens = min(request.max_tokens, room)
+            if room < 1:  # never scheduled
+                request.abort_immediately = True
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus

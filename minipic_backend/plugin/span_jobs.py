@@ -119,6 +119,6 @@ class JobMaker:
                 max_tokens=1,
                 ignore_eos=True,
                 detokenize=False,
-                extra_args={CONFIG_KEY: {"frame": frame, "patches": ()}},
+                extra_args={CONFIG_KEY: {"frame": frame, "patches": (), "places": ()}},
             )
         return self._params[frame]

@@ -9,8 +9,9 @@ import pytest
 from check import assert_same, assert_true
 from prompts import passages
 
-from minipic_backend import Message, Prompt, Span, Text
+from minipic_backend import ContextWindowError, Message, Prompt, Span, Text
 from minipic_backend.config import SpanOptions, resolve_technique
+from minipic_backend.prompt_cache import Module, Parameter, Schema, Union
 
 NUM_TOKENS = 3
 TECHNIQUES: dict[str, dict[str, Any]] = {
@@ -18,6 +19,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "epic-2-framed": {"technique": "epic", "blocks": 2, "frame": "prefix"},
     "epic-paper": {"technique": "epic_paper"},
     "selective": {"technique": "selective", "budget": 0.3},
+    "prompt_cache": {"technique": "prompt_cache"},
 }
 OPTIONS = {
     "compact": {},
@@ -36,11 +38,31 @@ def prompt(first: int = 0, count: int = 4) -> Prompt:
     )
 
 
+def schema_prompt() -> Prompt:
+    """Modules with gaps between them, one of a union, an argument inside a module."""
+    texts = passages()
+    schema = Schema(
+        "docs",
+        [
+            "Read this first. ",
+            Module("one", [texts[0], Parameter("name", 24), texts[1]]),
+            Union([Module("short", texts[2]), Module("long", texts[3] + texts[4])]),
+            Module("left out", texts[5]),
+            Module("last", [texts[6], Parameter("more", 4, default="so on")]),
+        ],
+        system="Answer from the documents.",
+        scaffolds=[["one", "long"]],
+    )
+    arguments = {"one": {"name": "generators, and how they are used"}, "short": {}, "last": {}}
+    return schema.prompt("What is a list?", arguments)
+
+
 def laid_out(rig: Any, name: str, options: str = "compact", **which: int) -> Any:
     """Token ids, and options with the patches that the layout chose."""
     settings = resolve_technique(**TECHNIQUES[name])
     chosen = SpanOptions(settings.frame, **OPTIONS[options])
-    made = rig.engine.layout.lay_out(prompt(**which), settings, options=chosen)
+    asked = schema_prompt() if settings.schema else prompt(**which)
+    made = rig.engine.layout.lay_out(asked, settings, options=chosen)
     return list(made.token_ids), made.table.options
 
 
@@ -93,7 +115,7 @@ def test_all_techniques_in_one_batch(float32_rig: Any) -> None:
     """Through the engine's own door: `technique` is a choice of each request."""
     engine = float32_rig.engine
     chosen: list[dict[str, Any]] = [
-        *TECHNIQUES.values(),
+        *(each for name, each in TECHNIQUES.items() if name != "prompt_cache"),
         *({"technique": name} for name in ("primed", "block_attention", "full")),
     ]
     greedy = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
@@ -113,3 +135,23 @@ def test_explain_shows_what_is_computed_anew(exact_rig: Any) -> None:
         *("prefix", "doc 1", "doc 2", "doc 1 again", "doc 2 again", "text"),
         *("doc 3", "doc 4", "doc 3 again", "doc 4 again", "question"),
     ]
+
+
+def test_modules_are_hits_whatever_is_imported_with_them(exact_rig: Any) -> None:
+    """And an answer ends where the model's positions do, though its prompt has few tokens."""
+    engine = exact_rig.engine
+    limit = engine.max_model_len
+    modules = [Module("a", passages()[0]), Module("b", passages()[1])]
+    gap = Module("gap", ["x", Parameter("y", limit - 400)])
+    schema = Schema("s", [modules[0], gap, modules[1]])
+    exact_rig.reset()
+    options: dict[str, Any] = {"technique": "prompt_cache", "temperature": 0.0, "ignore_eos": True}
+    engine.generate(schema.prompt("Why?", ["b"]), max_tokens=1, **options)
+    both = engine.generate(schema.prompt("Why?", ["a", "b"]), max_tokens=1000, **options)
+    assert both.usage.cached_tokens > 0
+    end = engine._prepare(schema.prompt("Why?", ["a", "b"]), {**options}).laid_out.num_positions
+    assert limit - 400 < end < limit
+    assert both.usage.completion_tokens == limit - end < 1000
+    long = Schema("s", [Module("gap", ["x", Parameter("y", limit)]), modules[1]])
+    with pytest.raises(ContextWindowError):
+        engine.generate(long.prompt("Why?", ["b"]), **options)

@@ -206,8 +206,9 @@ class EngineDriver:
         cache_salt: str | None = None,
         priority: int = 0,
         request_id: str | None = None,
+        adapter: Any = None,
     ) -> Handle:
-        """Queues one prompt of token ids; never blocks.
+        """Queues one prompt of token ids; never blocks. `adapter`: vLLM's `LoRARequest`.
 
         Raises:
             EngineClosedError: the engine was closed.
@@ -228,7 +229,11 @@ class EngineDriver:
                 (engine_input,) = self._llm.renderer.render_cmpl([prompt])
                 self._handles[handle.request_id] = handle
                 self._engine_ids[handle.request_id] = self._llm.add_request(
-                    handle.request_id, engine_input, sampling_params, priority=priority
+                    handle.request_id,
+                    engine_input,
+                    sampling_params,
+                    lora_request=adapter,
+                    priority=priority,
                 )
             except Exception as error:
                 if self._handles.pop(handle.request_id, None) is not None:

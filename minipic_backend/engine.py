@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from minipic_backend.adapter import adapter_arguments, adapter_request
 from minipic_backend.base_engine import BaseEngine, Job
 from minipic_backend.config import (
     CONFIG_KEY,
@@ -45,6 +46,7 @@ class Engine(BaseEngine):
             or "in_place".
         see_markers: whether later tokens see the token in front of each span.
         markers: three token strings or ids (SSep, PDep, pad) instead of those chosen by rule.
+        adapter: folder of a LoRA adapter that every request uses, such as `minipic adapt` makes.
         process: "inline" runs vLLM in this process: a plain script works as it is. "separate"
             gives it one of its own; the script then needs `if __name__ == "__main__":`.
         kv_cache_gib: GiB of memory for the KV cache; default on a CPU: 2.
@@ -73,6 +75,7 @@ class Engine(BaseEngine):
         policy: Policy = "interleaved",
         see_markers: bool = True,
         markers: Sequence[str | int] | None = None,
+        adapter: str | None = None,
         process: Literal["inline", "separate"] = "inline",
         kv_cache_gib: float | None = None,
         verbose: bool = False,
@@ -96,10 +99,13 @@ class Engine(BaseEngine):
         spans: dict[str, Any] = {"key_encoding": key_encoding, "policy": policy}
         if markers is not None:
             spans["markers"] = list(markers)
+        if adapter is not None:
+            engine_args = {**adapter_arguments(adapter), **engine_args}
         arguments = engine_arguments(model, spans, kv_cache_gib, engine_args, verbose=verbose)
         self._driver: EngineDriver = start_driver(
             model, arguments, separate_process=process == "separate"
         )
+        self._adapter = None if adapter is None else adapter_request(adapter)
         self._finalizer = weakref.finalize(self, self._driver.close)
         llm = self._driver.llm
         config = llm.vllm_config
@@ -178,7 +184,9 @@ class Engine(BaseEngine):
             raise ConfigurationError(str(error)) from error
 
     def _start(self, job: Job) -> Handle:
-        return self._driver.submit(job.laid_out.token_ids, job.sampling_params, **job.request)
+        return self._driver.submit(
+            job.laid_out.token_ids, job.sampling_params, adapter=self._adapter, **job.request
+        )
 
     def _cached_tokens(self, job: Job) -> list[int] | None:
         """Cached tokens of each segment; None where the scheduler lives in another process."""
@@ -189,7 +197,9 @@ class Engine(BaseEngine):
             core = getattr(llm.engine_core, "engine_core", None)
             if core is None or not hasattr(core, "scheduler"):
                 return None
-            found: list[bool] = core.scheduler.probe_cached_blocks(ids, job.sampling_params, salt)
+            found: list[bool] = core.scheduler.probe_cached_blocks(
+                ids, job.sampling_params, salt, self._adapter
+            )
             return found
 
         held = self._driver.call(probe)

@@ -274,7 +274,11 @@ class _SpanScheduling(Scheduler):
     # ---- looking ----------------------------------------------------------------------------
 
     def probe_cached_blocks(
-        self, token_ids: list[int], sampling_params: Any, cache_salt: str | None
+        self,
+        token_ids: list[int],
+        sampling_params: Any,
+        cache_salt: str | None,
+        adapter: Any = None,
     ) -> list[bool]:
         """Which full blocks of a prompt the cache holds now. Reads only."""
         assert self.span_hasher is not None
@@ -285,7 +289,7 @@ class _SpanScheduling(Scheduler):
             block_hashes=[],
             sampling_params=sampling_params,
             cache_salt=cache_salt,
-            lora_request=None,
+            lora_request=adapter,
             mm_features=[],
             prompt_embeds=None,
             resumable=False,

@@ -326,7 +326,7 @@ class Layout:
                 ]
                 for start, end in pairwise(bounds)
             ]
-            chosen = asked_for_blocks(texts, self.encoder.unmark(question), settings.budget)
+            chosen = asked_for_blocks(texts, self.encoder.until_special(question), settings.budget)
         else:
             chosen = [
                 first_blocks((end - start) // size, settings.blocks)

@@ -110,6 +110,10 @@ class TextEncoder:
         """The inverse of `mark`, for people to read."""
         return self._placeholder_pattern.sub(lambda match: self._texts[match[0]], text)
 
+    def until_special(self, marked: str) -> str:
+        """A marked text up to its first special token: what is left of the message it is in."""
+        return self._placeholder_pattern.split(marked, maxsplit=1)[0]
+
     def ends_special(self, marked: str) -> bool:
         """Whether a marked text ends in a special token."""
         return marked.endswith(tuple(self._texts))

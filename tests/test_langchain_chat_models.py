@@ -76,6 +76,21 @@ def test_technique_per_call(llm: ChatMiniPIC, prompt: SpanPromptTemplate) -> Non
     assert usage["input_token_details"] == {"cache_read": 0, "cache_creation": 0}
 
 
+def test_techniques_of_chains_on_one_model(
+    llm: ChatMiniPIC, engine: FakeEngine, prompt: SpanPromptTemplate
+) -> None:
+    asked = {"context": DOCUMENTS, "question": "Who?"}
+    for chosen in (
+        {"technique": "epic", "blocks": 2},
+        {"technique": "epic_paper"},
+        {"technique": "selective", "budget": 0.15},
+    ):
+        (prompt | llm.bind(**chosen)).invoke(asked)
+        assert engine.calls[-1].options.items() >= chosen.items()
+    with pytest.raises(ConfigurationError, match="budget and blocks"):
+        (prompt | llm.bind(technique="selective", blocks=1)).invoke(asked)
+
+
 def test_stop_of_constructor_and_call(engine: FakeEngine) -> None:
     llm = ChatMiniPIC(model="m", engine=engine, stop=[" was"])
     assert llm.invoke("x").content == "Her name"

@@ -561,3 +561,70 @@ def test_threads_share_a_layout(tokenizer: Any, config: SpanConfig, forgetful: L
     with ThreadPoolExecutor(8) as pool:
         got = pool.map(lambda prompt: shared.lay_out(prompt, PAPER).token_ids, prompts)
     assert list(got) == expected
+
+
+# --- computed anew --------------------------------------------------------------------------
+
+
+def patched(laid_out: LaidOutPrompt, tokenizer: Any, config: SpanConfig) -> list[tuple[str, str]]:
+    """What each patch replaces and holds, as text."""
+    assert laid_out.table
+    found = []
+    for segment in laid_out.table.segments:
+        if segment.replaced:
+            ids = [laid_out.token_ids[slice(*segment.replaced)]]
+            ids.append(laid_out.token_ids[segment.start : segment.end])
+            old, new = (
+                tokenizer.decode([i for i in one if i not in (config.ssep, config.pad)])
+                for one in ids
+            )
+            found.append((old, new))
+    return found
+
+
+LONG = "The town of Arlen has a bridge. " * 12
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 99])
+def test_epic_repeats_first_blocks_behind_each_run_of_documents(
+    layout: Layout, tokenizer: Any, config: SpanConfig, blocks: int
+) -> None:
+    prompt = Prompt([Text("s"), Span(LONG), Span("Short."), Text("and"), Span(LONG), Text("q")])
+    laid_out = layout.lay_out(prompt, resolve_technique("epic", blocks=blocks))
+    assert kinds(laid_out) == "pss" + "dd" + "d" + "s" + "d" + "d"
+    copies = patched(laid_out, tokenizer, config)
+    assert all(old == new for old, new in copies)
+    assert copies[1][1] == "Short.\n\n"
+    whole = len(layout.lay_out_span(LONG)) // config.block_size
+    assert laid_out.table
+    sizes = [s.num_tokens // config.block_size for s in laid_out.table.segments if s.replaced]
+    assert sizes == [min(blocks, whole), 1, min(blocks, whole)]
+
+
+def test_right_behind_its_frame_a_document_is_not_computed_twice(layout: Layout) -> None:
+    prompt = Prompt([Text("s"), Span("One."), Span("Two."), Text("q")])
+    framed = layout.lay_out(prompt, resolve_technique("epic", frame="prefix"))
+    alone = layout.lay_out(prompt, resolve_technique("epic"))
+    assert (kinds(framed), kinds(alone)) == ("pss" + "d" + "d", "pss" + "dd" + "d")
+
+
+def test_selective_looks_at_the_question_alone(
+    layout: Layout, tokenizer: Any, config: SpanConfig
+) -> None:
+    """Not at the chat template's own words behind it."""
+    documents = [Span("An assistant im_start. " * 9), Span("Mills and such. " * 12)]
+    prompt = Prompt.chat([Message("user", [*documents, Text("Where are the mills?")])])
+    laid_out = layout.lay_out(prompt, resolve_technique("selective", budget=0.2))
+    assert [new.split()[0] for _, new in patched(laid_out, tokenizer, config)] == ["Mills"]
+
+
+def test_epic_paper_cuts_heads_off(layout: Layout, tokenizer: Any, config: SpanConfig) -> None:
+    prompt = Prompt([Text("s"), Span(LONG), Span("Short."), Text("q")])
+    laid_out = layout.lay_out(prompt, resolve_technique("epic_paper"))
+    assert kinds(laid_out) == "p" + "ds" + "d" + "d"
+    head, rest, short = (text_of(laid_out, i, tokenizer, config) for i in (1, 2, 3))
+    assert head + rest == LONG.rstrip() + "\n\n"
+    assert short == "Short.\n\n"
+    assert laid_out.table
+    assert laid_out.table.segments[1].num_tokens == config.block_size
+    assert laid_out.table.segments[1].num_pads == 0

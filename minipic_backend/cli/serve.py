@@ -41,6 +41,8 @@ def serve(arguments: Sequence[str]) -> int:
         "frame": ours.frame,
         "primer": False if ours.no_primer else None,
         "late": ours.late,
+        "blocks": ours.blocks,
+        "budget": ours.budget,
         "offsets": ours.offsets,
     }
     choose_layout(layout, {})
@@ -113,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--technique", choices=get_args(Technique), default="primed")
     group.add_argument("--frame", choices=get_args(Frame), help="instead of the technique's")
     group.add_argument("--late", type=int, metavar="K", help="instead of the technique's")
+    group.add_argument("--blocks", type=int, metavar="K", help="instead of the technique's")
+    group.add_argument("--budget", type=float, metavar="SHARE", help="instead of the technique's")
     group.add_argument("--no-primer", action="store_true", help="leave the primer out")
     group.add_argument("--offsets", choices=get_args(Offsets), default="compact")
     return parser

@@ -17,6 +17,8 @@ _OPTION_FIELDS = (
     "frame",
     "primer",
     "late",
+    "blocks",
+    "budget",
     "offsets",
     "temperature",
     "top_p",
@@ -40,7 +42,7 @@ class ModelOptions(BaseModel):
         engine: an engine of your own, such as `minipic_backend.testing.FakeEngine`. It is not
             closed with the model, nor pickled.
         engine_options: for building the embedded engine: `key_encoding`, or vLLM's own options.
-        technique, frame, primer, late, offsets: how nodes are laid out and reused.
+        technique, frame, primer, late, blocks, budget, offsets: how nodes are laid out and reused.
         max_tokens: the most tokens to generate; None: as many as the context has room for.
         stop: strings that end the answer; those of a call replace them.
         logprobs: alternatives per generated token to report, in `raw`.
@@ -61,6 +63,8 @@ class ModelOptions(BaseModel):
     frame: str | None = None
     primer: str | bool | Sequence[str] | None = None
     late: int | None = None
+    blocks: int | None = None
+    budget: float | None = None
     offsets: str | None = None
 
     temperature: float | None = None

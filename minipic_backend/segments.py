@@ -230,7 +230,7 @@ def parse_segments(
             num_patch_tokens += end - start
             continue
         if options.offsets == "padded":
-            offset = start - num_patch_tokens
+            offset = max(offset, start - num_patch_tokens)
         if places.get(start, offset) < offset:
             raise MalformedSpansError("A place that another segment takes", start)
         offset = places.get(start, offset)

@@ -11,7 +11,7 @@ from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
 from minipic_backend.config import SpanConfig, SpanOptions
-from minipic_backend.patches import Patch
+from minipic_backend.patches import Patch, Place
 from minipic_backend.segments import SegmentTable, parse_segments
 
 __all__ = [
@@ -54,6 +54,8 @@ class Drawn:
     parts: tuple[tuple[int, ...], ...]
     num_pads: tuple[int, ...]
     patches: tuple[Patch, ...] = ()
+    gaps: tuple[int, ...] = ()
+    """In front of each part, in positions; none in front of the first and of patches."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -62,6 +64,14 @@ class Drawn:
     def table(self, options: SpanOptions, config: SpanConfig = CONFIG) -> SegmentTable:
         options = replace(options, patches=self.patches)
         table = parse_segments(self.token_ids, config, options)
+        if table is not None and any(self.gaps):
+            places, total = [], 0
+            for segment, gap in zip(table.segments, self.gaps, strict=True):
+                total += gap
+                if gap:
+                    places.append(Place(segment.start, segment.offset + total))
+            options = replace(options, places=tuple(places))
+            table = parse_segments(self.token_ids, config, options)
         assert table is not None
         return table
 
@@ -94,9 +104,9 @@ def prompts(draw: st.DrawFn, *, min_segments: int = 1, max_segments: int = 6) ->
 
 
 @st.composite
-def patched_prompts(draw: st.DrawFn, *, max_segments: int = 5) -> Drawn:
+def patched_prompts(draw: st.DrawFn, *, max_segments: int = 5, places: bool = False) -> Drawn:
     """A prompt with spans, and patches of any of their tokens in front of its last segment: the
-    same tokens again, or others, up to as many."""
+    same tokens again, or others, up to as many. With `places`, some segments stand further on."""
     drawn = draw(prompts(min_segments=2, max_segments=max_segments))
     *front, last = drawn.parts
     patches: list[tuple[tuple[int, ...], int, int]] = []
@@ -117,8 +127,11 @@ def patched_prompts(draw: st.DrawFn, *, max_segments: int = 5) -> Drawn:
         at.append(start)
         start += len(tokens)
     parts = (*front, *(tokens for tokens, _, _ in patches), last)
+    gap = st.integers(0, 3) if places else st.just(0)
+    gaps = [*(draw(gap) for _ in front[1:]), *(0 for _ in patches), draw(gap)]
     return Drawn(
         parts,
         tuple(sum(token == PAD for token in part) for part in parts),
         tuple(Patch(a, lo, hi) for a, (_, lo, hi) in zip(at, patches, strict=True)),
+        (0, *gaps) if len(parts) > 1 else (0,),
     )

@@ -183,7 +183,7 @@ def draw_layer(
     return Layer.draw(num_tokens, rotary_dim=rotary_dim, is_neox=is_neox, mscale=mscale)
 
 
-any_prompts = st.one_of(prompts(max_segments=4), patched_prompts(max_segments=4))
+any_prompts = st.one_of(prompts(max_segments=4), patched_prompts(max_segments=4, places=True))
 styles = st.sampled_from(
     [(HEAD_SIZE, True, 1.0), (HEAD_SIZE, False, 1.0), (6, True, 1.0), (6, False, 1.3)]
 )

@@ -177,6 +177,14 @@ def test_placed_segments_and_what_follows_them() -> None:
     assert table.generated_position == 33
 
 
+def test_padded_offsets_do_not_fall_behind_a_place() -> None:
+    table = parse_segments(
+        [*FRONT, PDEP, A, PAD, PAD, PDEP], CONFIG, SpanOptions(offsets="padded", places=((12, 30),))
+    )
+    assert table is not None
+    assert [s.offset for s in table.segments] == [0, 4, 30, 34, 36]
+
+
 @pytest.mark.parametrize(
     ("place", "index"), [((0, 3), 0), ((13, 20), 13), ((12, 9), 12), ((40, 50), 40), ((16, 99), 16)]
 )

@@ -66,8 +66,11 @@ def laid_out(rig: Any, name: str, options: str = "compact", **which: int) -> Any
     return list(made.token_ids), made.table.options
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", TECHNIQUES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, "compact") for name in TECHNIQUES]
+    + [(name, options) for name in ("epic-1", "prompt_cache") for options in list(OPTIONS)[1:]],
+)
 def test_cold_warm_and_chunked(float32_rig: Any, truth: Any, name: str, options: str) -> None:
     rig = float32_rig
     ids, chosen = laid_out(rig, name, options)

@@ -149,6 +149,11 @@ CALLABLES: dict[str, list[str] | None] = {
         "output_scale", "output_block_scale",
     ],
     "utils.torch_utils.async_tensor_h2d": ["data", "device", "dtype", "out"],
+    "v1.engine.llm_engine.LLMEngine.add_request": [
+        "self", "request_id", "prompt", "params", "arrival_time", "lora_request",
+        "tokenization_kwargs", "trace_headers", "priority", "session_id", "prompt_text", "kv_hints",
+    ],
+    "lora.request.LoRARequest": None,
     "v1.engine.llm_engine.LLMEngine.step": ["self"],
     "v1.engine.llm_engine.LLMEngine.reset_prefix_cache": None,
     "v1.engine.llm_engine.LLMEngine.abort_request": ["self", "request_ids", "internal"],
@@ -161,7 +166,8 @@ FIELDS: dict[str, set[str]] = {
     "engine.arg_utils.EngineArgs": {
         "additional_config", "block_size", "enable_prefix_caching", "scheduler_cls", "worker_cls",
         "attention_backend", "tokenizer", "tokenizer_mode", "trust_remote_code",
-        "tokenizer_revision", "kv_cache_memory_bytes", "enforce_eager",
+        "tokenizer_revision", "kv_cache_memory_bytes", "enforce_eager", "enable_lora", "max_loras",
+        "max_lora_rank",
     },
     "v1.metrics.stats.SchedulerStats": {
         "num_kv_fetch_reqs_by_stage", "num_running_reqs", "num_waiting_reqs",
@@ -227,6 +233,11 @@ SOURCE_HOLDS: dict[str, list[str]] = {
         "self.structured_output_manager.clear_backend()", "self.model_executor.shutdown()",
         "self.scheduler.shutdown()", "gc.unfreeze()", "cleanup_dist_env_and_memory()",
     ],
+    "v1.request.Request.__init__": [
+        "self.max_tokens = sampling_params.max_tokens", "self.abort_immediately =",
+    ],
+    "v1.core.sched.utils.check_stop": ["request.num_output_tokens >= request.max_tokens"],
+    "v1.engine.core.EngineCore.add_request": ["if request.abort_immediately:"],
     "v1.request.Request.append_output_token_ids": ["self.update_block_hashes()"],
     # A request's jobs go in front of it when it is peeked at, and publish what they compute when
     # they are allocated: the request behind them reads it in the same step.

@@ -7,14 +7,15 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from minipic_backend.adapt.tasks import Task
-from minipic_backend.attention.naive import visibility
+from minipic_backend.attention.rows import split_runs
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
 from minipic_backend.errors import PromptError
 from minipic_backend.layout import Layout
-from minipic_backend.segments import SegmentKind, parse_segments
+from minipic_backend.segments import SegmentKind, SegmentTable, parse_segments
 
 __all__ = ["Example", "make_example"]
 
@@ -90,7 +91,7 @@ def make_example(
     shifts = table.logical_positions(0, len(tokens)) - positions
     reserved = np.isin(tokens, (config.ssep, config.pdep))
     num_compared = len(tokens) - table.last.start - 1
-    mask = visibility(table, 0, len(tokens)).numpy()[np.ix_(kept, kept)]
+    mask = _mask(table, len(tokens))[np.ix_(kept, kept)]
     return Example(
         _tensor(tokens[~is_pad & ~reserved & is_original]),
         _tensor(tokens[kept]),
@@ -101,6 +102,15 @@ def make_example(
         num_compared,
         len(answer),
     )
+
+
+def _mask(table: SegmentTable, num_tokens: int) -> NDArray[np.bool_]:
+    """Whom each token sees: bool [num_tokens, num_tokens]."""
+    mask = np.zeros((num_tokens, num_tokens), dtype=np.bool_)
+    for run in split_runs(table, 0, num_tokens):
+        for seen in run.seen:
+            mask[run.start : run.end, seen.start : seen.end] = True
+    return mask & np.tri(num_tokens, dtype=np.bool_)
 
 
 def _tensor(values: Sequence[int] | np.ndarray) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Literal
 
 from llama_index.core import Settings
 from llama_index.core.agent.workflow import FunctionAgent
@@ -17,7 +18,6 @@ from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.core.tools import QueryEngineTool
 from llama_index.llms.minipic import MiniPIC, install
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -71,19 +71,20 @@ def main() -> None:
         usage = calls[-1].usage
         print(f"  {usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached")
 
-    tool = QueryEngineTool.from_defaults(
-        query_engine, name="boxes", description="Knows what is in which box, and where."
-    )
+    async def look_into(colour: Literal["red", "blue", "green", "white"]) -> str:
+        """Tells what is in a box, and where it stands."""
+        return str(await query_engine.aquery(f"What does the {colour} box hold?"))
+
     agent = FunctionAgent(
-        tools=[tool],
+        tools=[look_into],
         system_prompt="Answer with the help of your tools.",
-        initial_tool_choice="boxes",
+        initial_tool_choice="look_into",
         early_stopping_method="generate",
     )
 
     async def ask() -> None:
         with llm.record() as calls:
-            output = await agent.run(user_msg="Where is the blue box?", max_iterations=3)
+            output = await agent.run(user_msg="What does the blue box hold?", max_iterations=3)
         print(f"agent: {str(output).strip()!r}")
         for call in calls:
             print(f"  {call.usage.prompt_tokens} prompt tokens, {call.usage.cached_tokens} cached")

@@ -165,7 +165,8 @@ class ReadsNodes:
         return Spy(engine)
 
     @pytest.fixture(scope="class")
-    def alone(self) -> dict[str, str]:
+    @classmethod
+    def alone(cls) -> dict[str, str]:
         """Answers with an empty cache, by mode."""
         return {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
@@ -117,8 +117,8 @@ def test_a_model_for_chats_stops_by_itself_and_has_one_bos(engine: Any) -> None:
 
 
 class Box(BaseModel):
-    colour: str
-    room: int
+    colour: Literal["red", "blue"]
+    heavy: bool
 
 
 def test_structured_answers(llm: MiniPIC) -> None:

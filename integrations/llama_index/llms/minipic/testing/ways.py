@@ -60,6 +60,8 @@ def say(engine: BaseChatEngine, message: str, way: Way) -> Answer:
     if way == "stream":
         streamed = engine.stream_chat(message)
         pieces = list(streamed.response_gen)
+        if streamed.write_response_to_history_thread is not None:
+            streamed.write_response_to_history_thread.join()
         return Answer("".join(pieces), tuple(pieces), streamed)
 
     async def main() -> Answer:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import minipic_backend.remote as remote_package
 from minipic_backend import ConfigurationError, RemoteEngine
 from minipic_backend.cli import main
 from minipic_backend.cli.serve import plugin_names, serve
+from minipic_backend.models import HUB_NAME
 from minipic_backend.server.plugin import EndpointPlugin
 
 
@@ -61,6 +64,62 @@ def test_layout_options_are_checked_before_anything_starts(
         serve(["model", "--late", "-1"])
     assert main(["serve", "model", "--late", "-1"]) == 2
     assert "minipic serve: late" in capsys.readouterr().err
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs `minipic serve` up to where vLLM would start; gives the arguments that it got."""
+    pytest.importorskip("vllm")
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    for name in ("VLLM_PLUGINS", "VLLM_WORKER_MULTIPROC_METHOD"):  # set by it: to be restored
+        monkeypatch.setenv(name, "spawn")
+    seen: list[Any] = []
+    monkeypatch.setattr(ServeSubcommand, "cmd", staticmethod(seen.append))
+
+    def run(*arguments: str) -> Any:
+        assert main(["serve", *arguments]) == 0
+        return seen.pop()
+
+    return run
+
+
+def test_arguments_that_vllm_gets(served: Any) -> None:
+    args = served(
+        HUB_NAME, "--port", "1234", "--late", "2", "--key-encoding", "unrotated",
+        "--kv-cache-gib", "0.5", "--max-model-len", "1024", "--api-key", "k",
+    )  # fmt: skip
+    assert (args.port, args.max_model_len, args.api_key) == (1234, 1024, ["k"])
+    assert args.additional_config == {"minipic": {"key_encoding": "unrotated"}}
+    assert args.kv_cache_memory_bytes == 2**29
+    assert args.enable_prompt_tokens_details is True
+    # Found without a hub, and served under the name that was given.
+    assert Path(args.model).is_dir()
+    assert args.served_model_name == [HUB_NAME]
+    assert (args.minipic_layout["late"], args.minipic_layout["technique"]) == (2, "primed")
+    assert os.environ["VLLM_PLUGINS"] == "spawn,minipic"
+
+
+def test_what_the_user_says_wins(served: Any) -> None:
+    own = {"minipic": {"key_encoding": "unrotated"}, "other": 1}
+    args = served(
+        HUB_NAME, "--additional-config", json.dumps(own), "--no-enforce-eager",
+        "--served-model-name", "a", "b", "--kv-cache-memory-bytes", "1000000",
+        "--markers", "<a>", "<b>", "<c>",
+    )  # fmt: skip
+    assert args.additional_config["other"] == 1
+    assert args.additional_config["minipic"] == {
+        "key_encoding": "unrotated",
+        "markers": ["<a>", "<b>", "<c>"],
+    }
+    assert args.enforce_eager is False
+    assert args.served_model_name == ["a", "b"]
+    assert args.kv_cache_memory_bytes == 1_000_000
+
+
+def test_no_such_model(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "/no/such/model"]) == 2
+    assert "no such folder" in capsys.readouterr().err
 
 
 def test_on_a_server_without_spans_the_plugin_does_nothing() -> None:

@@ -6,7 +6,7 @@ The first question computes the nodes; the next ones read them from the cache, w
 has them. `cached` counts tokens read from it.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: LlamaIndex reads a tool's types as they are.
 
 import asyncio
 import sys

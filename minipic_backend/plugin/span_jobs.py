@@ -95,8 +95,9 @@ class JobMaker:
         for first, end in pieces:
             tokens += waiter.prompt_token_ids[first * size : end * size]
             hashes += waiter.block_hashes[first:end]
-        if part.num_pads and not self._with_pads:
-            del tokens[-part.num_pads :]
+        if not self._with_pads:
+            # Some token of the last block stays, even where that is all pads.
+            del tokens[len(tokens) - min(part.num_pads, size - 1) :]
         request = Request(
             request_id=f"{JOB_PREFIX}{next(self._numbers)}",
             prompt_token_ids=tokens,

@@ -12,51 +12,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from minipic_backend.config import Policy
 from minipic_backend.plugin.holds import Holds
 from minipic_backend.plugin.parts import Part, prompt_parts
+from minipic_backend.plugin.plan import Plan
 from minipic_backend.plugin.seams import BlockCache
 from minipic_backend.plugin.span_jobs import JobMaker, Promise, SpanJob
 from minipic_backend.segments import SegmentKind, SegmentTable
 from minipic_backend.span_figures import SpanFigures
 
-__all__ = ["Plan", "SpanPlanner"]
+__all__ = ["SpanPlanner"]
 
 _MAX_ROUNDS = 2
 """How often a request gets jobs. What is then missing again, it computes in place."""
-
-
-@dataclass(slots=True, eq=False)
-class Plan:
-    """A request with spans, from its turn until its prompt is computed.
-
-    Args:
-        request: vLLM's request.
-        table: its segments.
-        parts: what of it can be cached.
-        since: `time.monotonic()` of its turn.
-    """
-
-    request: Any
-    table: SegmentTable
-    parts: tuple[Part, ...]
-    since: float
-    rounds: int = 0
-    admitted: bool = False
-    waits_for: list[Promise] = field(default_factory=list)
-    jobs: list[SpanJob] = field(default_factory=list)
-    own: dict[bytes, int] = field(default_factory=dict)
-    """Blocks that its own jobs compute, by key of the part."""
-    shared: set[bytes] = field(default_factory=set)
-    """Parts that others compute."""
-    promised: list[bytes] = field(default_factory=list)
-    """Parts that it computes in place."""
-
-    def key(self, part: Part) -> bytes:
-        return bytes(self.request.block_hashes[part.end_block - 1])
 
 
 class SpanPlanner:
@@ -297,7 +267,7 @@ class SpanPlanner:
         prompt is in the step that was just scheduled."""
         plan.admitted = True
         self.holds.release(plan.request.request_id)
-        return self._figures(plan, num_cached_tokens // self._block_size)
+        return plan.figures(num_cached_tokens, self._block_size)
 
     def prefilled(self, plan: Plan) -> None:
         """The last chunk of a request's prompt was scheduled."""
@@ -318,24 +288,3 @@ class SpanPlanner:
             self.holds.release(request_id)
             for key in plan.promised:
                 del self._in_place[key]
-
-    def _figures(self, plan: Plan, num_cached_blocks: int) -> SpanFigures:
-        hit = waited = computed = 0
-        own_left = dict(plan.own)
-        for part in plan.parts:
-            if not part.is_span:
-                continue
-            key = plan.key(part)
-            read = min(max(num_cached_blocks - part.first_block, 0), part.num_blocks)
-            computed += part.num_blocks - read
-            if key in plan.own:
-                own = min(own_left.pop(key, 0), read)
-                computed += own
-                hit += read - own
-            elif key in plan.shared:
-                waited += read
-            else:
-                hit += read
-        size = self._block_size
-        wait_s = time.monotonic() - plan.since if plan.own or plan.shared else 0.0
-        return SpanFigures(hit * size, waited * size, computed * size, wait_s)

@@ -1,4 +1,4 @@
-"""The scheduler: puts the block hasher in place, and computes missing spans ahead of prompts.
+"""The scheduler: computes missing spans ahead of the prompts that need them.
 
 vLLM publishes a request's blocks when it schedules their computation, so that a request behind it
 in the queue reads them in the very same step. All there is to do is therefore to put a request's
@@ -9,23 +9,20 @@ jobs right in front of it, when its turn comes, and to keep it back while they a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from minipic_backend.config import CONFIG_KEY
-from minipic_backend.errors import ConfigurationError
 from minipic_backend.hashing import SpanHashChain
 from minipic_backend.plugin import seams
-from minipic_backend.plugin.enable import check_config
-from minipic_backend.plugin.hasher import SpanBlockHasher
+from minipic_backend.plugin.hashing_scheduler import SpanHashing
 from minipic_backend.plugin.holds import Holds
 from minipic_backend.plugin.kv_events import stored_events
 from minipic_backend.plugin.metrics import SpanCounts
-from minipic_backend.plugin.planner import Plan, SpanPlanner
+from minipic_backend.plugin.plan import Plan
+from minipic_backend.plugin.planner import SpanPlanner
 from minipic_backend.plugin.queues import SpanPriorityQueue, span_queue
 from minipic_backend.plugin.span_jobs import JOB_PREFIX, SpanJob
 from minipic_backend.segments import SegmentTable
@@ -41,16 +38,13 @@ _WAITING = (
 )
 
 
-class _SpanScheduling(Scheduler):
-    """Span-aware hashes for a scheduler's requests, and jobs for their missing spans."""
+class _SpanScheduling(SpanHashing):
+    """Jobs for the missing spans of a scheduler's requests."""
 
     _tail_jobs = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.span_config = check_config(self.vllm_config, self.kv_cache_config)
-        self.span_hasher: SpanBlockHasher | None = None
-        seams.replace_next_block_hasher(self._make_hasher)
         pool = self.kv_cache_manager.block_pool
         self.holds = Holds(pool, int(self.span_config.hold_share * pool.num_gpu_blocks))
         self.block_cache = seams.BlockCache(self.kv_cache_manager)
@@ -74,25 +68,10 @@ class _SpanScheduling(Scheduler):
     # ---- requests ---------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        if self.span_hasher is None or request._block_hasher is not self.span_hasher:
-            raise ConfigurationError("The span block hasher is not in place")
-        if request.request_id.startswith(JOB_PREFIX):
-            # Its ids are not for others. Never scheduled.
+        if _is_internal(request):
+            # Such ids are not for others. Never scheduled.
             request.abort_immediately = True
-        if request.resumable and request.minipic_chain:
-            # Its prompt would grow behind the segments that were read. Never scheduled.
-            request.abort_immediately = True
-        if request.minipic_chain:
-            self._keep_in_context(request, request.minipic_chain.table)
         super().add_request(request)
-
-    def _keep_in_context(self, request: Request, table: SegmentTable) -> None:
-        """Reserved ranges may lead past the model's positions though the tokens are few."""
-        if table.generated_position > table.num_prompt_tokens:
-            room = self.vllm_config.model_config.max_model_len - table.generated_position
-            request.max_tokens = min(request.max_tokens, room)
-            if room < 1:  # never scheduled
-                request.abort_immediately = True
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -270,35 +249,6 @@ class _SpanScheduling(Scheduler):
         chain = getattr(request, "minipic_chain", None)
         table = chain.table if isinstance(chain, SpanHashChain) else None
         return stored_events(event, table, first_block, hashes, self.span_config)
-
-    # ---- looking ----------------------------------------------------------------------------
-
-    def probe_cached_blocks(
-        self,
-        token_ids: list[int],
-        sampling_params: Any,
-        cache_salt: str | None,
-        adapter: Any = None,
-    ) -> list[bool]:
-        """Which full blocks of a prompt the cache holds now. Reads only."""
-        assert self.span_hasher is not None
-        request = SimpleNamespace(
-            prompt_token_ids=token_ids,
-            all_token_ids=token_ids,
-            num_tokens=len(token_ids),
-            block_hashes=[],
-            sampling_params=sampling_params,
-            cache_salt=cache_salt,
-            lora_request=adapter,
-            mm_features=[],
-            prompt_embeds=None,
-            resumable=False,
-        )
-        return seams.cached_blocks(self, self.span_hasher(request))
-
-    def _make_hasher(self, stock: Any, block_size: int, hash_function: Any) -> SpanBlockHasher:
-        self.span_hasher = SpanBlockHasher(self.span_config, stock, block_size, hash_function)
-        return self.span_hasher
 
 
 class SpanScheduler(_SpanScheduling):

@@ -1,0 +1,72 @@
+"""What the scheduler does about hashes: puts the block hasher in place, and answers `probe`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from minipic_backend.errors import ConfigurationError
+from minipic_backend.plugin import seams
+from minipic_backend.plugin.enable import check_config
+from minipic_backend.plugin.hasher import SpanBlockHasher
+from minipic_backend.segments import SegmentTable
+
+__all__ = ["SpanHashing"]
+
+
+class SpanHashing(Scheduler):
+    """Span-aware hashes for a scheduler's requests; checks that the other parts are in place."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.span_config = check_config(self.vllm_config, self.kv_cache_config)
+        self.span_hasher: SpanBlockHasher | None = None
+        seams.replace_next_block_hasher(self._make_hasher)
+
+    def add_request(self, request: Request) -> None:
+        if self.span_hasher is None or request._block_hasher is not self.span_hasher:
+            raise ConfigurationError("The span block hasher is not in place")
+        if request.resumable and request.minipic_chain:
+            # Its prompt would grow behind the segments that were read. Never scheduled.
+            request.abort_immediately = True
+        if request.minipic_chain:
+            self._keep_in_context(request, request.minipic_chain.table)
+        super().add_request(request)
+
+    def _keep_in_context(self, request: Request, table: SegmentTable) -> None:
+        """Reserved ranges may lead past the model's positions though the tokens are few."""
+        if table.generated_position > table.num_prompt_tokens:
+            room = self.vllm_config.model_config.max_model_len - table.generated_position
+            request.max_tokens = min(request.max_tokens, room)
+            if room < 1:  # never scheduled
+                request.abort_immediately = True
+
+    def probe_cached_blocks(
+        self,
+        token_ids: list[int],
+        sampling_params: Any,
+        cache_salt: str | None,
+        adapter: Any = None,
+    ) -> list[bool]:
+        """Which full blocks of a prompt the cache holds now. Reads only."""
+        assert self.span_hasher is not None
+        request = SimpleNamespace(
+            prompt_token_ids=token_ids,
+            all_token_ids=token_ids,
+            num_tokens=len(token_ids),
+            block_hashes=[],
+            sampling_params=sampling_params,
+            cache_salt=cache_salt,
+            lora_request=adapter,
+            mm_features=[],
+            prompt_embeds=None,
+            resumable=False,
+        )
+        return seams.cached_blocks(self, self.span_hasher(request))
+
+    def _make_hasher(self, stock: Any, block_size: int, hash_function: Any) -> SpanBlockHasher:
+        self.span_hasher = SpanBlockHasher(self.span_config, stock, block_size, hash_function)
+        return self.span_hasher

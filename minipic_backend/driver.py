@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -366,17 +367,18 @@ class EngineDriver:
 
     def _fail(self, error: BaseException, cause: BaseException | None = None) -> None:
         error.__cause__ = cause
-        for request_id in list(self._handles):
-            try:
-                handle = self._forget(request_id)
-            except Exception:  # the engine is broken already; its callers must still hear of it
-                continue
-            if handle is not None:
+        while self._handles or not self._commands.empty():
+            for request_id in list(self._handles):
+                handle = self._handles.pop(request_id)
+                engine_id = self._engine_ids.pop(request_id, None)
                 handle.put(error)
-        while not self._commands.empty():
-            command = self._commands.get()
-            if command is not None:
-                command()
+                with suppress(Exception):  # the engine may be broken already
+                    if engine_id is not None:
+                        self._llm.abort_request([engine_id], internal=True)
+            while not self._commands.empty():  # which may bring new handles
+                command = self._commands.get()
+                if command is not None:
+                    command()
 
     def _stop(self) -> None:
         llm, self._llm = self._llm, None

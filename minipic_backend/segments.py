@@ -9,7 +9,7 @@ scheduler and worker cannot disagree.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +23,10 @@ from minipic_backend.errors import MalformedSpansError
 from minipic_backend.patches import Patch
 
 __all__ = ["Segment", "SegmentKind", "SegmentTable", "is_framed_span", "parse_segments"]
+
+
+MAX_VIEWS = 1 << 21
+"""Dependent segments times what each may see: what a prompt may ask of a step, in all processes."""
 
 
 class SegmentKind(Enum):
@@ -154,6 +158,13 @@ class SegmentTable:
         return len(self.segments) + len(self.options.patches) + 1
 
     @property
+    def steady_from(self) -> int:
+        """The token from which on all see the same segments: the start of the last segment, or, as
+        tokens generated behind a lone span have a segment of their own, of those."""
+        is_span = self.last.kind is SegmentKind.SPAN
+        return self.num_prompt_tokens if is_span else self.last.start
+
+    @property
     def generated_position(self) -> int:
         """Logical (and cached) position of the first generated token."""
         return self.last.offset + self.last.num_tokens - self.last.num_pads
@@ -194,7 +205,8 @@ def parse_segments(
     Raises:
         MalformedSpansError: a marker inside a block, a pad before the end of a segment or in the
             prefix or at the end of the prompt, a prompt of several segments that ends in a
-            span, or a patch or a place where there may be none.
+            span, a span that ends in a whole block of pads, too many dependent segments, or a
+            patch or a place where there may be none.
     """
     tokens = np.asarray(token_ids, dtype=np.int64)
     is_marker = (tokens == config.ssep) | (tokens == config.pdep)
@@ -214,18 +226,26 @@ def parse_segments(
     patches = {patch.at: patch for patch in options.patches if patch.at < len(tokens)}
     bounds = sorted({0, *map(int, starts), *patches, len(tokens)})
     places = dict(options.places)
+    inner = set(bounds[1:-1])
     for at in places:
-        if at not in bounds[1:-1] or at in patches:
+        if at not in inner or at in patches:
             raise MalformedSpansError("A place for what is no segment behind the first", at)
+    num_dependent = int((tokens[starts] == config.pdep).sum()) + len(patches)
+    if num_dependent * (len(bounds) + len(patches)) > MAX_VIEWS:
+        raise MalformedSpansError(
+            f"{num_dependent} dependent segments among {len(bounds) - 1}: too many", int(starts[-1])
+        )
 
     segments: list[Segment] = []
+    replaced: list[tuple[int, int]] = []
     offset = num_frame_tokens = num_patch_tokens = 0
     for start, end in pairwise(bounds):
         patch = patches.get(start)
         kind = SegmentKind.DEPENDENT if patch else _kind(int(tokens[start]), config)
         num_pads = _num_trailing_pads(tokens, start, end, kind, config, is_last=end == bounds[-1])
         if patch is not None:
-            _check_patch(patch, segments, end - num_pads, config.block_size)
+            _check_patch(patch, segments, replaced, end - num_pads, config.block_size)
+            insort(replaced, (patch.start, patch.end))
             segments.append(_patch_segment(patch, segments, end, num_pads))
             num_patch_tokens += end - start
             continue
@@ -275,19 +295,30 @@ def _patch_segment(patch: Patch, segments: Sequence[Segment], end: int, num_pads
     )
 
 
-def _check_patch(patch: Patch, segments: Sequence[Segment], end: int, block_size: int) -> None:
+def _overlaps(patch: Patch, replaced: Sequence[tuple[int, int]]) -> bool:
+    """Whether one of some ranges, sorted and disjoint, has a token that a patch replaces."""
+    index = bisect_left(replaced, (patch.end, patch.end)) - 1
+    return index >= 0 and replaced[index][1] > patch.start
+
+
+def _check_patch(
+    patch: Patch,
+    segments: Sequence[Segment],
+    replaced: Sequence[tuple[int, int]],
+    end: int,
+    block_size: int,
+) -> None:
     """Refuses a patch, whose last token but for pads is that before `end`, in the wrong place."""
     source = _source(patch, segments)
     is_in_span = source is not None and source.kind is SegmentKind.SPAN and patch.end <= source.end
     num_replaced = patch.end - patch.start
     if source is not None:
         num_replaced = min(patch.end, source.end - source.num_pads) - patch.start
-    replaced = [segment.replaced for segment in segments if segment.replaced]
     for wrong, what in (
         (patch.at % block_size != 0, f"starts inside a block of {block_size} tokens"),
         (not is_in_span, "replaces tokens that are not those of one span"),
         (
-            any(start < patch.end and patch.start < stop for start, stop in replaced),
+            _overlaps(patch, replaced),
             "replaces tokens that another one does",
         ),
         (end - patch.at > num_replaced, "is longer than what it replaces"),
@@ -340,4 +371,7 @@ def _num_trailing_pads(
         )
     if is_last and kind is SegmentKind.DEPENDENT:
         raise MalformedSpansError("The prompt ends in pad tokens", start + first_pad)
+    if kind is SegmentKind.SPAN and num_pads >= config.block_size:
+        # Whoever computes a span leaves its pads out: that block would be published unwritten.
+        raise MalformedSpansError("A span ends in a whole block of pad tokens", start + first_pad)
     return num_pads

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from typing import Any
 
 import pytest
 
 from minipic_backend import EngineError
-from minipic_backend.driver import Delta, Handle
+from minipic_backend.driver import Delta, EngineDriver, Handle
 
 
 class Driver:
@@ -90,3 +91,20 @@ async def test_streams_get_every_delta_as_it_comes(handle: Handle) -> None:
         if len(got) < 3:
             handle.put(sent[len(got)])
     assert got == sent
+
+
+def test_when_the_engine_breaks_every_caller_hears_of_it() -> None:
+    """Also those whose request is added by a command that waits, or cannot be aborted."""
+    driver = object.__new__(EngineDriver)
+    driver._handles, driver._engine_ids = {}, {}
+    driver._commands = queue.Queue()
+    driver._llm = None  # so that aborting fails
+    early, late = (Handle(driver, name) for name in ("early", "late"))
+    driver._handles["early"], driver._engine_ids["early"] = early, "early-1"
+    driver._commands.put(lambda: driver._handles.__setitem__("late", late))
+    driver._commands.put(None)
+    driver._fail(EngineError("broken"))
+    for handle in (early, late):
+        with pytest.raises(EngineError, match="broken"):
+            list(handle.deltas())
+    assert not driver._handles

@@ -19,6 +19,7 @@ from segment_prompts import (
 
 from minipic_backend.config import SpanOptions
 from minipic_backend.errors import MalformedSpansError
+from minipic_backend.patches import Patch
 from minipic_backend.segments import SegmentKind, SegmentTable, parse_segments
 
 A, B = 10, 11
@@ -191,13 +192,10 @@ def test_marker_inside_a_block_of_an_otherwise_ordinary_prompt() -> None:
     assert caught.value.token_index == 2
 
 
-@pytest.mark.parametrize("index", [9, 12, 17])
+@pytest.mark.parametrize("index", [9, 11, 17])
 def test_pad_before_the_end_of_a_segment(index: int) -> None:
     token_ids = [*USUAL]
     token_ids[index] = PAD
-    if index == 12:  # the last token in front of its pads: all well
-        assert parse(token_ids).segments[1].num_pads == 4
-        return
     with pytest.raises(MalformedSpansError, match="before the end of a segment") as caught:
         parse(token_ids)
     assert caught.value.token_index == index
@@ -222,6 +220,40 @@ def test_prompt_of_several_segments_that_ends_in_a_span(drawn: Drawn, options: S
     with pytest.raises(MalformedSpansError, match="ends in a span") as caught:
         parse_segments([*token_ids, SSEP, A], CONFIG, options)
     assert caught.value.token_index == len(token_ids)
+
+
+@pytest.mark.parametrize("token_ids", [[SSEP, A], [A] * 4 + [SSEP, A], [SSEP, A, A, A]])
+@pytest.mark.parametrize("question", [[], [PDEP, A]])
+def test_a_whole_block_of_pads(token_ids: list[int], question: list[int]) -> None:
+    """Nobody computes it, so nobody may find it in the cache."""
+    pads = [PAD] * (-len(token_ids) % 4 + 4)
+    with pytest.raises(MalformedSpansError, match="whole block of pad") as caught:
+        parse([*token_ids, *pads, *question])
+    assert caught.value.token_index == len(token_ids)
+
+
+def test_more_dependent_segments_than_a_step_can_look_through() -> None:
+    parse([SSEP, A, A, A] * 20_000 + [PDEP, A])
+    with pytest.raises(MalformedSpansError, match="too many"):
+        parse([SSEP, A, A, A] + [PDEP, A, A, A] * 2000)
+
+
+def test_many_patches_are_read_in_a_breath() -> None:
+    """One by one against all others, these would take seconds."""
+    blocks = 1000
+    token_ids = [SSEP, *[A] * (8 * blocks - 1), *[A] * (4 * blocks), PDEP, A]
+    patches = tuple(Patch(8 * blocks + 4 * i, 8 * i, 8 * i + 4) for i in range(blocks))
+    assert len(parse(token_ids, patches=patches).segments) == blocks + 2
+    last = Patch(8 * blocks + 4 * (blocks - 1), 8, 12)
+    with pytest.raises(MalformedSpansError, match="another one does"):
+        parse(token_ids, patches=(*patches[:-1], last))
+
+
+def test_tokens_behind_a_lone_span_are_steady_from_the_first_generated_one() -> None:
+    """Its own tokens see the span alone; those behind it also each other."""
+    lone = parse([SSEP, A, A, A, A])
+    assert lone.steady_from == 5
+    assert parse(USUAL).steady_from == 20
 
 
 @given(prompts(), all_options, st.data())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import torch
 from torch import Tensor
 
@@ -70,7 +68,8 @@ def warm_up(
     """
     device, size = key_cache.device, shape.block_size
     count = 0
-    for length, num_rows in product(query_lengths(shape), _ROW_COUNTS):
+    lengths = query_lengths(shape)
+    for length, num_rows in [*((n, 1) for n in lengths), *((1, n) for n in _ROW_COUNTS[1:])]:
         if num_rows > max_rows or num_rows * length > max_tokens:
             continue
         runs = [_run(row, row * length, length, size) for row in range(num_rows)]

@@ -83,6 +83,7 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
             self.block_size,
             unrotated=self.is_unrotated,
         )
+        self.max_sequences: int = self.vllm_config.scheduler_config.max_num_seqs
         self.graph_rows: GraphRows | None = None
         self.captures_spans = False
 
@@ -117,6 +118,8 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
                 (context if is_context else others).append(PlacedRun(request, query, run))
                 query += run.num_tokens
         batch = self._context_batch(common, context) if context else common
+        # vLLM's buffer for a schedule made ahead has room for as many sequences as requests.
+        fast_build = fast_build or len(context) > self.max_sequences
         metadata = _widen(super().build(0, batch, fast_build))
         if others:
             metadata.work = plan_dependent(

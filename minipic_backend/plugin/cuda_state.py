@@ -125,7 +125,7 @@ class SpanModelState(DefaultModelState):
         key: tuple[Any, ...] | None = None
         if is_full:
             steady = all(
-                table is None or start >= table.last.start
+                table is None or start >= table.steady_from
                 for table, start in zip(tables, starts, strict=False)
             )
             key = (tuple(req_ids), input_batch.num_reqs_after_padding) if steady else None

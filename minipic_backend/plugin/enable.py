@@ -22,6 +22,9 @@ DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 """vLLM's own default on a CPU is 128, most of which a short document would leave as pads."""
 
 
+_CONNECTORS = ("OffloadingConnector",)
+"""That are known to key what they keep by `request.block_hashes`."""
+
 _CACHE_DTYPES = ("auto", "bfloat16", "float16")
 
 
@@ -131,6 +134,7 @@ def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanCo
         (cache.cache_dtype not in _CACHE_DTYPES, f"a {cache.cache_dtype} KV cache"),
         (vllm_config.parallel_config.use_ubatching, "dual-batch overlap"),
         (_has_mixed_full_graphs(vllm_config), "FULL CUDA graphs of mixed batches"),
+        *_connector_faults(vllm_config),
     ):
         if wrong:
             raise ConfigurationError(f"Spans do not work with {what} yet; switch it off")
@@ -174,6 +178,21 @@ def _ask_for_flash_attention(engine_args: Any) -> None:
 def _has_mixed_full_graphs(vllm_config: Any) -> bool:
     mode = vllm_config.compilation_config.cudagraph_mode
     return mode is not None and mode.mixed_mode().name == "FULL"
+
+
+def _connector_faults(vllm_config: Any) -> list[tuple[bool, str]]:
+    """Keys of a cache outside the engine must be the block hashes: only they tell spans apart."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        return []
+    name = transfer.kv_connector
+    events = vllm_config.kv_events_config
+    has_events = events is not None and events.enable_kv_cache_events
+    return [
+        (name not in _CONNECTORS, f"the KV connector {name}"),
+        # The connector makes events of its own, whose parents are those of ordinary prompts.
+        (has_events, "KV cache events of offloaded blocks"),
+    ]
 
 
 def _check_kv_cache(model: str, kv_cache_config: Any) -> None:

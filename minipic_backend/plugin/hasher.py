@@ -89,7 +89,7 @@ def request_options(sampling_params: Any, config: SpanConfig) -> SpanOptions:
     extra = getattr(sampling_params, "extra_args", None) or {}
     values = extra.get(CONFIG_KEY)
     if isinstance(values, str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             values = json.loads(values)
     if values is None:
         return config.options

@@ -29,7 +29,12 @@ def check_request(vllm_config: Any, request: Any) -> None:
         return
     from minipic_backend.plugin.enable import span_config
     from minipic_backend.plugin.hasher import request_segments
+    from minipic_backend.plugin.span_jobs import JOB_PREFIX
 
-    table = request_segments(request, span_config(vllm_config))
-    if table is not None and request.resumable:
-        raise PromptError("Spans do not go together with a prompt that is streamed in")
+    request_segments(request, span_config(vllm_config))
+    if request.resumable:
+        # vLLM counts what was generated as prompt when such a request goes on: a marker among it
+        # would then be read as one.
+        raise PromptError("An engine with spans takes no prompts that are streamed in")
+    if request.request_id.startswith(JOB_PREFIX):
+        raise PromptError(f"request_id={request.request_id!r}: {JOB_PREFIX!r} is the scheduler's")

@@ -83,6 +83,10 @@ def _check_layer(layer: Attention, rotary: Any, path: str, model_name: str) -> N
             "runs through transformers)",
         ),
         (rotary is not None and name not in SUPPORTED_ROTARY, f"uses {name}"),
+        (
+            getattr(rotary, "head_size", layer.head_size) != layer.head_size,
+            "rotates something else than whole heads",
+        ),
         (layer.sliding_window is not None, "uses sliding-window attention"),
         (getattr(impl, "sinks", None) is not None, "uses attention sinks"),
         (layer.attn_type != "decoder", f"has {layer.attn_type} attention"),

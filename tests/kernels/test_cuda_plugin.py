@@ -95,6 +95,20 @@ def test_a_single_token_of_a_span_is_never_taken_for_a_steady_decode(
     assert batch.positions.tolist() == table().cached_positions(40, 41).tolist()
 
 
+def test_tokens_generated_behind_a_lone_span_are_no_steady_decode_of_its_own_last_token(
+    state: cuda_state.SpanModelState,
+) -> None:
+    prompt = [3, *range(50, 82)]
+    lone = parse_segments(prompt, CONFIG, SpanOptions())
+    assert lone is not None
+    state.span_tables = {"lone": lone}
+    last = state._span_batch(input_batch(["lone"], [len(prompt) - 1], [1]), is_full=True)
+    later = state._span_batch(input_batch(["lone"], [len(prompt)], [1]), is_full=True)
+    assert last.key is None
+    assert later.key is not None
+    assert [seen.start for seen in later.runs[0][0].seen] == [0, len(prompt)]
+
+
 def builder(monkeypatch: pytest.MonkeyPatch, device: str) -> Any:
     """A builder whose parent notes the batch that it is given."""
     new = object.__new__(cuda_attention.SpanFlashMetadataBuilder)
@@ -102,9 +116,13 @@ def builder(monkeypatch: pytest.MonkeyPatch, device: str) -> Any:
     new.block_size = SIZE
     new.is_unrotated = False
     new.captures_spans = False
+    new.max_sequences = 4
     new.shape = AttentionShape(4, 2, 32, SIZE, itemsize=4)
 
+    new.fast = []
+
     def build(self: Any, prefix: int, common: Any, fast: bool = False) -> Any:
+        self.fast.append(fast)
         return cuda_attention.FlashAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -158,6 +176,23 @@ def test_context_runs_become_sequences_and_the_rest_is_planned(
     assert part.segments.start[:4].tolist() == [0, 32, 64, 80]
     assert part.segments.end[:4].tolist() == [32, 53, 70, OPEN_END]
     assert part.segments.shift[:4].tolist() == [0, 0, 21, 0]
+
+
+@pytest.mark.parametrize(("max_sequences", "is_fast"), [(4, False), (3, True)])
+def test_more_sequences_than_requests_get_no_schedule_made_ahead(
+    state: cuda_state.SpanModelState,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    max_sequences: int,
+    is_fast: bool,
+) -> None:
+    """vLLM's buffer for one has room for `max_num_seqs` sequences."""
+    starts, counts = [7, 0], [3, len(PROMPT)]
+    spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
+    new = builder(monkeypatch, device)
+    new.max_sequences = max_sequences
+    new.build(0, common(starts, counts, device), spans=spans)
+    assert new.fast == [is_fast]
 
 
 def test_a_batch_without_spans_keeps_the_metadata_of_vllm(

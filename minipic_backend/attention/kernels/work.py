@@ -3,7 +3,8 @@
 """Kernels of `attention.work`.
 
 Here and in the other kernels, numbers and addresses that change from batch to batch are not
-specialized on: a server must not stop to compile.
+specialized on: a server must not stop to compile. Block sizes of the kernels that are planned for
+are ordinary numbers here: one compilation serves them all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WORKER_FIELDS = tl.constexpr(5)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "window"],
+    do_not_specialize=["num_rows", "window", "block_q"],
     do_not_specialize_on_alignment=[
         "items_ptr",
         "query_start_ptr",
@@ -47,7 +48,7 @@ def items_kernel(
     seg_base_ptr,
     num_rows,
     window,
-    BLOCK_Q: tl.constexpr,
+    block_q,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_SEGMENTS: tl.constexpr,
 ):
@@ -58,14 +59,14 @@ def items_kernel(
     row_mask = r < num_rows
     lengths = tl.load(query_end_ptr + r, mask=row_mask, other=0)
     lengths -= tl.load(query_start_ptr + r, mask=row_mask, other=0)
-    tiles = tl.cdiv(lengths, BLOCK_Q)
+    tiles = tl.cdiv(lengths, block_q)
     row = tl.sum((row_mask & (tl.cumsum(tiles, 0) <= item)).to(tl.int32))
     is_used = row < num_rows
     row = tl.minimum(row, num_rows - 1)
-    first = (item - tl.sum(tl.where(r < row, tiles, 0))) * BLOCK_Q
+    first = (item - tl.sum(tl.where(r < row, tiles, 0))) * block_q
     query_start = tl.load(query_start_ptr + row)
     length = tl.load(query_end_ptr + row) - query_start
-    num_queries = tl.where(is_used, tl.minimum(length - first, BLOCK_Q), 0)
+    num_queries = tl.where(is_used, tl.minimum(length - first, block_q), 0)
     index = tl.load(seq_lens_ptr + row) - length + first
     # Queries stand in the last segment that they see.
     seg_last = tl.load(seg_last_ptr + row)
@@ -94,7 +95,7 @@ def items_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["max_items", "num_workers", "min_share"],
+    do_not_specialize=["max_items", "num_workers", "min_share", "block_n"],
     do_not_specialize_on_alignment=[
         "items_ptr",
         "pieces_ptr",
@@ -116,7 +117,7 @@ def pieces_kernel(
     max_items,
     num_workers,
     min_share,
-    BLOCK_N: tl.constexpr,
+    block_n,
     BLOCK_ITEMS: tl.constexpr,
     BLOCK_SEGMENTS: tl.constexpr,
 ):
@@ -132,7 +133,7 @@ def pieces_kernel(
     line = tl.cumsum(work, 0)
     total = tl.sum(work)
     share = tl.maximum(tl.cdiv(total, num_workers), min_share)
-    share = tl.cdiv(share, BLOCK_N) * BLOCK_N
+    share = tl.cdiv(share, block_n) * block_n
     lo = worker * share
     hi = tl.minimum(lo + share, total)
     first_item = tl.sum((line <= lo).to(tl.int32))
@@ -169,7 +170,7 @@ def pieces_kernel(
             # An empty segment between others costs a tile without keys.
             is_in = seg_mask & (stop > first) & (start < last)
             num_keys = tl.minimum(stop, last) - tl.maximum(start, first)
-            num_tiles += tl.sum(tl.where(is_in, tl.maximum(tl.cdiv(num_keys, BLOCK_N), 1), 0))
+            num_tiles += tl.sum(tl.where(is_in, tl.maximum(tl.cdiv(num_keys, block_n), 1), 0))
         record = pieces_ptr + (item + worker) * PIECE_FIELDS
         tl.store(record, first)
         tl.store(record + 1, last)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from minipic_backend.bench.models import SHAPES
@@ -128,6 +128,7 @@ class StepRig:
         self._requests: dict[str, Any] = {}
         self._tables: dict[str, list[int]] = {}
         self._held: dict[int, Any] = {}
+        self._loads: dict[str, Any] = {}
         self._names = (f"request-{n}" for n in itertools.count())
         self._watch_jobs()
 
@@ -283,13 +284,26 @@ class StepRig:
             self._write(request_id, start, output.num_scheduled_tokens[request_id])
         for request_id in first:
             self._check_hits(request_id, starts[request_id])
+        loaded = self._load()
         names = list(starts)
         sampled = [self._sample(i, starts[i] + output.num_scheduled_tokens[i]) for i in names]
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
+            kv_connector_output=KVConnectorOutput(finished_recving=loaded) if loaded else None,
         )
+
+    def _load(self) -> set[str]:
+        """What a connector asked for in an earlier step is there now; the requests it is for."""
+        connector = self.scheduler.connector
+        if connector is None:
+            return set()
+        done, self._loads = self._loads, dict(connector.loads)
+        connector.loads.clear()
+        for blocks, hashes in done.values():
+            self._held.update(zip(blocks, hashes, strict=True))
+        return set(done)
 
     def _write(self, request_id: str, start: int, count: int) -> None:
         request, table = self._requests[request_id], self._tables[request_id]

@@ -23,7 +23,8 @@ __all__ = ["EngineLease", "EngineSpec", "close_all", "create_engine"]
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Everything that an engine is built from. `client` holds what only a remote one needs."""
+    """Everything that an engine is built from. `client` holds what only a remote one needs; its
+    `model` may be empty: the one that is served."""
 
     model: str
     base_url: str | None = None
@@ -53,7 +54,7 @@ def create_engine(spec: EngineSpec) -> EngineProtocol:
                 f"A remote engine does not know {', '.join(unknown)}: an option of the engine is "
                 "for its server, `minipic serve MODEL --help=all`"
             )
-        return RemoteEngine(spec.base_url, model=spec.model, **options)
+        return RemoteEngine(spec.base_url, model=spec.model or None, **options)
     from minipic_backend.engine import Engine  # late: it pulls in vLLM
 
     return Engine(model=spec.model, **spec.options)

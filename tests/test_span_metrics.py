@@ -75,6 +75,17 @@ def test_statistics_cross_to_another_process_as_they_are() -> None:
     }
 
 
+def test_figures_of_a_request_cross_as_well() -> None:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    figures = SpanFigures(96, 48, 0, 0.02)
+    output = EngineCoreOutput("a", [1], kv_transfer_params={CONFIG_KEY: figures.to_dict()})
+    sent = MsgpackEncoder().encode(EngineCoreOutputs(outputs=[output]))
+    (got,) = MsgpackDecoder(EngineCoreOutputs).decode(sent).outputs
+    assert SpanFigures.from_dict(got.kv_transfer_params[CONFIG_KEY]) == figures
+
+
 def config(additional: dict[str, Any]) -> Any:
     model = SimpleNamespace(served_model_name="m")
     return SimpleNamespace(additional_config=additional, model_config=model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -23,8 +23,12 @@ from minipic_backend.results import SegmentRow
 
 __all__ = ["NODES", "ReadsNodes", "Segments", "Spy"]
 
-ONE_PROMPT = ("compact", "tree_summarize", "simple_summarize")
-CHAT_MODES = ("context", "condense_plus_context", "condense_question")
+_MODES = {
+    "test_modes": ("compact", "tree_summarize", "simple_summarize"),
+    "test_modes_with_a_prompt_for_each_node": ("refine", "accumulate"),
+    "test_compact_accumulate": ("compact_accumulate",),
+    "test_chat_engines": ("context", "condense_plus_context", "condense_question"),
+}
 
 NODES = [
     NodeWithScore(
@@ -158,7 +162,23 @@ class ReadsNodes:
     a span from the cache, and is answered as with an empty cache.
 
     Subclass it and give it a fixture `engine`, of the scope of a module or more.
+
+    Attributes:
+        ways: how to ask.
     """
+
+    ways: ClassVar[tuple[Way, ...]] = WAYS
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        modes = _MODES.get(metafunc.function.__name__, ())
+        cases = [
+            (mode, way)
+            for mode in modes
+            for way in self.ways
+            if "accumulate" not in mode or way in ("sync", "async")  # these never stream
+        ]
+        if modes:
+            metafunc.parametrize(("mode", "way"), cases)
 
     @pytest.fixture
     def spy(self, engine: Any) -> Spy:
@@ -175,21 +195,12 @@ class ReadsNodes:
         """Makes models that share no cache."""
         return lambda: MiniPIC(engine=spy, temperature=0, max_tokens=4, cache_salt=uuid.uuid4().hex)
 
-    @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize("mode", ONE_PROMPT)
     def test_modes(self, new_llm: Any, spy: Spy, alone: Any, mode: str, way: Way) -> None:
         # The best node is late. The one that is new stands last: what follows a miss is not read.
         first, second = [RED, BLUE, GREEN], [GREEN, RED, BLUE, WHITE]
         cached = self.compare(new_llm, spy, alone, mode, _asking(mode, way, first, second))
         assert len(cached) == 1
 
-    @pytest.mark.parametrize(
-        ("mode", "way"),
-        [
-            *[("refine", way) for way in WAYS],
-            *[("accumulate", way) for way in ("sync", "async")],
-        ],
-    )
     def test_modes_with_a_prompt_for_each_node(
         self, new_llm: Any, spy: Spy, alone: Any, mode: str, way: Way
     ) -> None:
@@ -200,14 +211,12 @@ class ReadsNodes:
         assert len(cached) == 2
         assert all(cached)
 
-    @pytest.mark.parametrize("way", ["sync", "async"])
-    def test_compact_accumulate(self, new_llm: Any, spy: Spy, alone: Any, way: Way) -> None:
+    def test_compact_accumulate(
+        self, new_llm: Any, spy: Spy, alone: Any, mode: str, way: Way
+    ) -> None:
         first, second = [RED, BLUE, GREEN], [GREEN, RED, BLUE, WHITE]
-        mode = "compact_accumulate"
         self.compare(new_llm, spy, alone, mode, _asking(mode, way, first, second))
 
-    @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize("mode", CHAT_MODES)
     def test_chat_engines(self, new_llm: Any, spy: Spy, alone: Any, mode: str, way: Way) -> None:
         first, second = [RED, BLUE, GREEN], [GREEN, RED, BLUE, WHITE]
 

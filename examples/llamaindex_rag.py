@@ -51,7 +51,7 @@ class Retriever(BaseRetriever):
 def main() -> None:
     model = sys.argv[1] if len(sys.argv) > 1 else MODEL
     options = {"max_model_len": 2048, "kv_cache_gib": 0.25}
-    llm = MiniPIC(model=model, engine_options=options, temperature=0, max_tokens=24)
+    llm = MiniPIC(model=model, engine_options=options, temperature=0, max_tokens=48)
     install(Settings, llm)
 
     query_engine = RetrieverQueryEngine.from_args(Retriever())

@@ -120,6 +120,15 @@ def test_a_call_under_way_has_what_there_is() -> None:
     assert {"input": None} in seen  # LlamaIndex's reading of a string without an end
 
 
+def test_a_call_that_was_cut_off_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    llm = MiniPIC(engine=FakeEngine(CALL))
+    for max_tokens, warned in ((100, False), (6, True)):
+        response = llm.chat_with_tools([TOOL], "x", max_tokens=max_tokens)
+        (call,) = llm.get_tool_calls_from_response(response)
+        assert (call.tool_kwargs == {"input": "red box"}) is not warned
+        assert ("max_tokens" in caplog.text) is warned
+
+
 def test_predict_and_call() -> None:
     llm = MiniPIC(engine=FakeEngine(CALL))
     assert llm.predict_and_call([TOOL], "x").response == "Found: red box."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from llama_index.llms.minipic._messages import call_arguments, unmarked
 from minipic_backend import AnswerError
 
 __all__ = ["Calling"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Calling(FunctionCallingLLM):
@@ -81,6 +84,12 @@ class Calling(FunctionCallingLLM):
                 f"The model called no tool but answered: {response.message.content!r}. "
                 "tool_required=True makes it"
             )
+        if calls and _was_cut_off(response):
+            _logger.warning(
+                "The answer was cut off at max_tokens inside of a tool call (%s): its arguments "
+                "may be incomplete",
+                calls[-1].tool_kwargs,
+            )
         return [
             ToolSelection(
                 tool_id=call.tool_call_id or call.tool_name,
@@ -89,3 +98,8 @@ class Calling(FunctionCallingLLM):
             )
             for call in calls
         ]
+
+
+def _was_cut_off(response: ChatResponse) -> bool:
+    choices = response.raw.get("choices", []) if isinstance(response.raw, dict) else []
+    return any(choice["finish_reason"] == "length" for choice in choices)

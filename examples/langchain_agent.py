@@ -31,10 +31,13 @@ def look_up(method: Literal["str.lower", "str.title", "str.upper"]) -> tuple[str
 
 
 @wrap_model_call
-def look_it_up_first(request: ModelRequest[Any], handler: Any) -> Any:
-    """A model this small never asks for a tool of its own accord; larger ones need no help."""
-    searched = isinstance(request.messages[-1], ToolMessage)
-    return handler(request.override(tool_choice="none" if searched else "any"))
+def lead(request: ModelRequest[Any], handler: Any) -> Any:
+    """A model this small asks for no tool of its own accord, and loses sight of the question once
+    it has read the documents. Larger ones need no such help."""
+    if not isinstance(request.messages[-1], ToolMessage):
+        return handler(request.override(tool_choice="any"))
+    question = request.messages[0]
+    return handler(request.override(messages=[*request.messages, question], tools=[]))
 
 
 def main() -> None:
@@ -46,7 +49,7 @@ def main() -> None:
             llm,
             [look_up],
             system_prompt="Answer in one short sentence.",
-            middleware=[look_it_up_first, SpanMiddleware(frame="none")],
+            middleware=[lead, SpanMiddleware(frame="none")],
         )
         for question in QUESTIONS:
             messages = agent.invoke({"messages": [HumanMessage(question)]})["messages"]

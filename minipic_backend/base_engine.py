@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, overload
 
 from minipic_backend.assembly import Assembly
-from minipic_backend.choices import choose_layout
+from minipic_backend.choices import check_warmable, choose_layout
 from minipic_backend.config import SpanOptions, TechniqueSettings
 from minipic_backend.driver import Handle
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
@@ -247,6 +247,8 @@ class BaseEngine(ABC):
         Raises:
             PromptError: frame "prefix", no `prompt`, and no prefix met so far; or a document that
                 is no text or longer than the context.
+            ConfigurationError: an option of sampling, or a technique whose prompts would not read
+                what was computed ("epic_paper", "prompt_cache").
         """
         from tqdm.auto import tqdm
 
@@ -258,6 +260,7 @@ class BaseEngine(ABC):
         texts = list(documents)
         if not settings.spans:
             return WarmReport(0, 0, 0, 0.0)
+        check_warmable(settings)
         prefixes: list[tuple[int, ...]]
         if settings.frame == "none":
             prefixes = [()]

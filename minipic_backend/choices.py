@@ -11,8 +11,9 @@ from minipic_backend.config import (
     TechniqueSettings,
     resolve_technique,
 )
+from minipic_backend.errors import ConfigurationError
 
-__all__ = ["LAYOUT_DEFAULTS", "choose_layout"]
+__all__ = ["LAYOUT_DEFAULTS", "check_warmable", "choose_layout"]
 
 LAYOUT_DEFAULTS: Mapping[str, Any] = {
     "technique": "primed",
@@ -44,3 +45,22 @@ def choose_layout(
     own = {name: values.get(name) for name in TECHNIQUE_SETTINGS}
     settings = resolve_technique(values["technique"], **own)
     return settings, SpanOptions(settings.frame, values["offsets"], values["see_markers"])
+
+
+def check_warmable(settings: TechniqueSettings) -> None:
+    """Refuses to compute documents ahead of time where no prompt would read them.
+
+    Raises:
+        ConfigurationError: documents are cut up, or are no spans at all.
+    """
+    if settings.split and settings.blocks:
+        raise ConfigurationError(
+            "With technique 'epic_paper' each document's head comes first and is new in every "
+            "prompt, so that nothing behind it is read from the cache: there is nothing to warm. "
+            "Technique 'epic' computes the same heads anew and keeps whole documents"
+        )
+    if settings.schema:
+        raise ConfigurationError(
+            "With technique 'prompt_cache' spans are the modules of a schema, not documents: "
+            "generate one prompt that imports them instead"
+        )

@@ -593,6 +593,25 @@ def test_warming() -> None:
     assert request["cache_salt"] == "tenant"
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"technique": "epic_paper"}, "nothing to warm.*'epic'"),
+        ({"technique": "epic_paper", "blocks": 2, "frame": "prefix"}, "nothing to warm"),
+        ({"technique": "prompt_cache"}, "modules of a schema"),
+    ],
+    ids=str,
+)
+def test_what_no_prompt_would_read_is_not_warmed(options: dict[str, Any], words: str) -> None:
+    server = FakeVLLM()
+    with connect(server) as engine:
+        with pytest.raises(ConfigurationError, match=words):
+            engine.warm(["A document."], prompt=PROMPT, **options)
+        assert server.requests == []
+        # Without heads a document is whole again.
+        assert engine.warm(["A document."], technique="epic_paper", blocks=0).num_spans == 1
+
+
 def test_shared_engines_reach_it() -> None:
     client = {"api_key": "k", "timeout": 3.0, "max_retries": 1, "headers": {"a": "b"}}
     spec = EngineSpec(MODEL, URL, {}, {**client, "on_missing_plugin": "plain"})

@@ -158,6 +158,14 @@ def test_warmed_documents_are_read() -> None:
     assert engine.generate(rag(["Another one."]), late=0).usage.cached_tokens == 16 + 16
 
 
+@pytest.mark.parametrize("technique", ["epic_paper", "prompt_cache"])
+def test_techniques_that_read_nothing_are_not_warmed(technique: str) -> None:
+    with pytest.raises(ConfigurationError, match=technique):
+        FakeEngine(technique=technique).warm(DOCUMENTS)
+    with pytest.raises(ConfigurationError, match=technique):
+        FakeEngine().warm(DOCUMENTS, technique=technique)
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("tempreature", "temperature"), ("max_new_tokens", "max_tokens"), ("techniqe", "technique")],

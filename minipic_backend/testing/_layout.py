@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
+from minipic_backend.choices import check_warmable
 from minipic_backend.config import (
     TECHNIQUE_SETTINGS,
     SpanOptions,
@@ -85,6 +86,7 @@ class FakeLayout:
         settings, salt = self._settings(options)
         if not settings.spans:
             return []
+        check_warmable(settings)
         frame = None if settings.frame == "none" else self._frame(prompt, settings, salt)
         return [_span(text, None, self._block_size, frame, salt) for text in texts]
 

@@ -138,7 +138,8 @@ class Layout:
         if modules is not None:
             self._add_modules(builder, modules)
             self._add_last(builder, [], sections[-1].text)
-            return self._laid_out(builder, options, settings)
+            # Positions are the schema's, which knows no pads.
+            return self._laid_out(builder, replace(options, offsets="compact"), settings)
         for section in sections[:-1]:
             self._add_documents(builder, section.documents, section.text, settings)
             self._add_dependent(builder, section.text, "text", filler=self._config.pad)

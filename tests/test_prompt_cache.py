@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minipic_backend import MiniPICError, PromptError
-from minipic_backend.config import SpanConfig, resolve_technique
+from minipic_backend.config import SpanConfig, SpanOptions, resolve_technique
 from minipic_backend.layout import Layout
 from minipic_backend.markers import choose_markers
 from minipic_backend.prompt import Prompt, Span, Text
@@ -151,6 +151,15 @@ def test_without_anything_in_front_the_first_module_stands_at_0(layout: Layout) 
     laid_out = layout.lay_out(schema.prompt("Go?", ["b"], chat=False), PROMPT_CACHE)
     assert laid_out.table is not None
     assert laid_out.table.segments[0].offset == 0
+
+
+def test_positions_are_the_schemas_whatever_offsets_say(layout: Layout) -> None:
+    prompt = SCHEMA.prompt("Go?", {"plan": {"days": "3"}, "plan/paris": {}})
+    compact, padded = (
+        layout.lay_out(prompt, PROMPT_CACHE, options=SpanOptions("none", offsets))
+        for offsets in ("compact", "padded")
+    )
+    assert compact == padded
 
 
 def test_other_techniques_see_an_ordinary_prompt(layout: Layout) -> None:

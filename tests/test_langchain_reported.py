@@ -1,6 +1,6 @@
 """What users of other vLLM classes for LangChain ran into: a test for each.
 
-Those that only a real engine can show are in `tests/engine/test_langchain_reported.py`.
+Those that only a real engine can show are in `tests/engine/test_langchain_engine_reported.py`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from step_rig import BLOCK_SIZE, StepRig, prompt
 
+from minipic_backend.plugin import enable
 from minipic_backend.plugin.span_jobs import JOB_PREFIX
 
 
@@ -29,6 +30,12 @@ def host_rig(folder: Path, **settings: Any) -> StepRig:
 def own_connector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours keys by block hashes too, but it is not among those that users may name."""
     monkeypatch.setattr("minipic_backend.plugin.enable._CONNECTORS", ("HostConnector",))
+
+
+@pytest.fixture(autouse=True)
+def allow_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines take vLLM's own connectors only; this one stands in for them."""
+    monkeypatch.setattr(enable, "_CONNECTORS", (*enable._CONNECTORS, "HostConnector"))
 
 
 @pytest.fixture(params=[0, 1], ids=["in step", "ahead"])

@@ -117,16 +117,6 @@ def test_documents_in_front_of_patches_are_shared(rig: StepRig) -> None:
     assert rig.steps[0][served.request.request_id] == BLOCK_SIZE + QUESTION
 
 
-def test_more_pads_than_a_block_holds_are_published_too(rig: StepRig) -> None:
-    rig.run(prompt(1))
-    rig.steps.clear()
-    padded = [*span(7)[:20], *[5] * 28]
-    tokens = [*prefix(), *padded, *span(1), *dependent()]
-    served = rig.run(tokens)
-    assert jobs(rig.steps[0]) == [33]
-    assert rig.steps[0][served.request.request_id] == QUESTION
-
-
 def test_a_long_document_takes_several_steps_and_its_request_waits(rig: StepRig) -> None:
     long = span(3, num_blocks=70)
     rig.run(prompt(1))

@@ -14,7 +14,6 @@ from minipic_backend.errors import ConfigurationError, UnsupportedModelError
 from minipic_backend.markers import choose_markers
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.metrics import span_stat_logger
-from minipic_backend.plugin.requests import check_request
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "check_config", "enable_spans", "span_config"]
 
@@ -85,6 +84,8 @@ def enable_spans(engine_args: Any) -> None:
         **engine_args.additional_config,
         CONFIG_KEY: config.to_dict(),
     }
+    from minipic_backend.plugin.requests import check_request
+
     seams.on_process_inputs(check_request)
     seams.add_stat_logger(span_stat_logger)
 

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipic_backend.config import CONFIG_KEY
-from minipic_backend.errors import PromptError
+from vllm.exceptions import VLLMValidationError
 
-__all__ = ["check_request"]
+from minipic_backend.config import CONFIG_KEY, SpanConfig
+from minipic_backend.errors import MiniPICError, PromptError
+
+__all__ = ["RequestRefused", "check_request"]
+
+
+class RequestRefused(VLLMValidationError, ValueError):
+    """What we refuse, as vLLM's front end passes it on to the caller: any other error would reach
+    an HTTP client as a failure of the server. The cause is ours."""
 
 
 def check_request(vllm_config: Any, request: Any) -> None:
     """Checks vLLM's `EngineCoreRequest`; does nothing where spans are off.
 
     Raises:
-        MalformedSpansError: markers or pads at the wrong place.
-        ConfigurationError: unknown span options.
-        PromptError: spans together with something that they do not go with.
+        RequestRefused: markers or pads at the wrong place, unknown span options, or spans together
+            with something that they do not go with.
     """
     additional = vllm_config.additional_config
     if not isinstance(additional, dict) or CONFIG_KEY not in additional:
@@ -28,10 +34,18 @@ def check_request(vllm_config: Any, request: Any) -> None:
     if request.sampling_params is None:
         return
     from minipic_backend.plugin.enable import span_config
+
+    try:
+        _check(request, span_config(vllm_config))
+    except MiniPICError as error:
+        raise RequestRefused(str(error)) from error
+
+
+def _check(request: Any, config: SpanConfig) -> None:
     from minipic_backend.plugin.hasher import request_segments
     from minipic_backend.plugin.span_jobs import JOB_PREFIX
 
-    request_segments(request, span_config(vllm_config))
+    request_segments(request, config)
     if request.resumable:
         # vLLM counts what was generated as prompt when such a request goes on: a marker among it
         # would then be read as one.

@@ -173,6 +173,7 @@ class _SpanOnlineRenderer(OnlineRenderer):
         if not has_marks(messages):
             rendered = await stock()
             if not any(self.minipic.has_markers(_token_ids(one)) for one in rendered[1]):
+                self.minipic.check((), getattr(request, "vllm_xargs", None))
                 return rendered
             # Somebody's text spells out a marker. As text, it is not one.
         chat_params = request.build_chat_params(

@@ -155,20 +155,12 @@ class EngineDriver:
         engine_args: keyword arguments of vLLM's `EngineArgs`.
         separate_process: run the engine core in a process of its own. The script then needs
             `if __name__ == "__main__":`, since Python starts that process by importing it.
-        check: `check(vllm_config, token_ids, sampling_params)` raises for a request that the
-            engine must not see. An engine in a process of its own could not say what is wrong.
 
     Raises:
         EngineStartError: vLLM did not start; the cause is chained.
     """
 
-    def __init__(
-        self,
-        engine_args: Mapping[str, Any],
-        *,
-        separate_process: bool = False,
-        check: Callable[[Any, Sequence[int], Any], None] | None = None,
-    ) -> None:
+    def __init__(self, engine_args: Mapping[str, Any], *, separate_process: bool = False) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._handles: dict[str, Handle] = {}
         self._engine_ids: dict[str, str] = {}
@@ -176,7 +168,6 @@ class EngineDriver:
         self._closing = False
         self._close_lock = threading.Lock()
         self._separate_process = separate_process
-        self._check = check
         self._llm: Any = None
         started: Future[None] = Future()
         self._thread = threading.Thread(
@@ -225,8 +216,6 @@ class EngineDriver:
                 handle.put(PromptError(f"request_id {handle.request_id!r} is already in use"))
                 return
             try:
-                if self._check is not None:
-                    self._check(self._llm.vllm_config, token_ids, sampling_params)
                 (engine_input,) = self._llm.renderer.render_cmpl([prompt])
                 self._handles[handle.request_id] = handle
                 self._engine_ids[handle.request_id] = self._llm.add_request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from minipic_backend.config import CONFIG_KEY
 from minipic_backend.driver import EngineDriver
 from minipic_backend.errors import ConfigurationError, EngineStartError, ModelNotFoundError
 from minipic_backend.models import resolve_model
-from minipic_backend.segments import parse_segments
 
 __all__ = ["DEFAULT_CPU_KV_CACHE_GIB", "engine_arguments", "start_driver"]
 
@@ -100,7 +99,7 @@ def start_driver(
     # vLLM calls it too, through its entry point, where the package is installed.
     register()
     try:
-        return EngineDriver(arguments, separate_process=separate_process, check=_check_spans)
+        return EngineDriver(arguments, separate_process=separate_process)
     except EngineStartError as error:
         text = f"{error} {error.__cause__!r}"
         if any(hint in text for hint in _NOT_FOUND):
@@ -109,15 +108,6 @@ def start_driver(
                 f"({_first_line(error.__cause__)})"
             ) from error
         raise
-
-
-def _check_spans(vllm_config: Any, token_ids: Sequence[int], sampling_params: Any) -> None:
-    """Refuses misplaced markers and pads, and unknown span options of a request."""
-    from minipic_backend.plugin.enable import span_config
-    from minipic_backend.plugin.hasher import request_options
-
-    config = span_config(vllm_config)
-    parse_segments(token_ids, config, request_options(sampling_params, config))
 
 
 def _check_path(model: str) -> None:

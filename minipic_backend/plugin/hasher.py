@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from minipic_backend.plugin import seams
 from minipic_backend.segments import SegmentTable, is_framed_span, parse_segments
 from minipic_backend.span_hashes import SpanHashes
 
-__all__ = ["SpanBlockHasher", "request_options", "request_segments", "worker_segments"]
+__all__ = ["SpanBlockHasher", "prompt_segments", "request_segments", "worker_segments"]
 
 
 class SpanBlockHasher:
@@ -78,16 +78,37 @@ class SpanBlockHasher:
         )
 
 
-def request_options(sampling_params: Any, config: SpanConfig) -> SpanOptions:
-    """What a request chose about its spans, laid over the engine's defaults.
+def prompt_segments(
+    token_ids: Sequence[int],
+    extra_args: Mapping[str, Any] | None,
+    config: SpanConfig,
+    *,
+    only_tokens: bool = True,
+) -> SegmentTable | None:
+    """Segments of a prompt; None where it is an ordinary one. The one reading of a request: what it
+    refuses is refused wherever requests come in.
 
-    An object or, as HTTP carries it in `vllm_xargs`, one written as JSON.
+    Args:
+        token_ids: of the prompt.
+        extra_args: the request's, with its span options: an object or, as HTTP carries it in
+            `vllm_xargs`, one written as JSON.
+        config: the engine's.
+        only_tokens: whether the prompt is its token ids, without images or embeddings.
 
     Raises:
-        ConfigurationError: something else, or options that nobody knows.
+        MalformedSpansError: markers or pads at the wrong place.
+        ConfigurationError: span options that nobody knows.
+        PromptError: spans together with images or prompt embeddings.
     """
-    extra = getattr(sampling_params, "extra_args", None) or {}
-    values = extra.get(CONFIG_KEY)
+    table = parse_segments(token_ids, config, _request_options(extra_args, config))
+    if table is not None and not only_tokens:
+        raise PromptError("Spans do not go together with images or prompt embeddings")
+    return table
+
+
+def _request_options(extra_args: Mapping[str, Any] | None, config: SpanConfig) -> SpanOptions:
+    """What a request chose about its spans, laid over the engine's defaults."""
+    values = (extra_args or {}).get(CONFIG_KEY)
     if isinstance(values, str):
         with suppress(ValueError, RecursionError):
             values = json.loads(values)
@@ -101,19 +122,13 @@ def request_options(sampling_params: Any, config: SpanConfig) -> SpanOptions:
 
 
 def request_segments(request: Any, config: SpanConfig) -> SegmentTable | None:
-    """Segments of a request's prompt (anything with `prompt_token_ids` and `sampling_params`).
-
-    Raises:
-        MalformedSpansError: markers or pads at the wrong place.
-        PromptError: spans together with images or prompt embeddings.
-    """
+    """`prompt_segments` of a request of vLLM's, or of anything with the same attributes."""
     token_ids = request.prompt_token_ids
     if token_ids is None:
         return None
-    table = parse_segments(token_ids, config, request_options(request.sampling_params, config))
-    if table is not None and (request.mm_features or request.prompt_embeds is not None):
-        raise PromptError("Spans do not go together with images or prompt embeddings")
-    return table
+    only_tokens = not request.mm_features and request.prompt_embeds is None
+    extra_args = getattr(request.sampling_params, "extra_args", None)
+    return prompt_segments(token_ids, extra_args, config, only_tokens=only_tokens)
 
 
 def worker_segments(request: Any, config: SpanConfig) -> SegmentTable | None:

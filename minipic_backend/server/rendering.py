@@ -16,15 +16,21 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from minipic_backend.choices import choose_layout
 from minipic_backend.config import CONFIG_KEY, SpanOptions, TechniqueSettings
-from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
+from minipic_backend.errors import (
+    ConfigurationError,
+    ContextWindowError,
+    EngineError,
+    PromptError,
+)
 from minipic_backend.json_messages import MARK, has_marks, read_messages
 from minipic_backend.layout import LaidOutPrompt, Layout
-from minipic_backend.plugin.hasher import request_options
+from minipic_backend.plugin.hasher import prompt_segments
 from minipic_backend.prompt import Prompt
-from minipic_backend.segments import parse_segments
 from minipic_backend.server.routes import Facts
 
 __all__ = ["SpanRenderer", "take_over"]
+
+_READY_IDS = "prompt_token_ids"
 
 # Arguments of transformers' `apply_chat_template` that are not the template's to choose.
 _NOT_TEMPLATE = {
@@ -83,7 +89,7 @@ class SpanRenderer:
         )
         if laid_out.table is not None:
             options = laid_out.table.options
-        further = request.vllm_xargs or {}
+        further = getattr(request, "vllm_xargs", None) or {}  # /tokenize knows none
         request.vllm_xargs = {**further, CONFIG_KEY: json.dumps(options.to_dict())}
         return list(laid_out.token_ids)
 
@@ -92,12 +98,18 @@ class SpanRenderer:
         ids = np.asarray(token_ids, dtype=np.int64)
         return bool(((ids == self._config.ssep) | (ids == self._config.pdep)).any())
 
-    def check(self, token_ids: Sequence[int], extra_args: Mapping[str, Any] | None) -> None:
-        """Raises:
-        MalformedSpansError, ConfigurationError: HTTP 400.
+    def check(self, engine_input: Mapping[str, Any], request: Any) -> None:
+        """Refuses what the engine would, which says so only after a streamed answer has begun.
+
+        Raises:
+            MalformedSpansError, ConfigurationError, PromptError: HTTP 400.
         """
-        options = request_options(_ExtraArgs(extra_args), self._config)
-        parse_segments(token_ids, self._config, options)
+        prompt_segments(
+            _token_ids(engine_input),
+            getattr(request, "vllm_xargs", None),
+            self._config,
+            only_tokens=engine_input["type"] == "token",
+        )
 
     def _choose(self, chosen: Any) -> tuple[TechniqueSettings, SpanOptions]:
         if chosen is not None and not isinstance(chosen, Mapping):
@@ -137,11 +149,6 @@ class SpanRenderer:
         return laid_out
 
 
-class _ExtraArgs:
-    def __init__(self, extra_args: Mapping[str, Any] | None) -> None:
-        self.extra_args = extra_args
-
-
 class _SpanOnlineRenderer(OnlineRenderer):
     minipic: SpanRenderer
 
@@ -157,7 +164,7 @@ class _SpanOnlineRenderer(OnlineRenderer):
         *,
         skip_mm_cache: bool = False,
     ) -> Any:
-        async def stock() -> Any:
+        async def stock(messages: list[Any]) -> Any:
             return await OnlineRenderer.preprocess_chat(
                 self,
                 request,
@@ -171,11 +178,17 @@ class _SpanOnlineRenderer(OnlineRenderer):
             )
 
         if not has_marks(messages):
-            rendered = await stock()
+            rendered = await stock(messages)
             if not any(self.minipic.has_markers(_token_ids(one)) for one in rendered[1]):
-                self.minipic.check((), getattr(request, "vllm_xargs", None))
+                for one in rendered[1]:
+                    self.minipic.check(one, request)
                 return rendered
             # Somebody's text spells out a marker. As text, it is not one.
+        if getattr(request, "echo", False):
+            raise PromptError(
+                "echo does not go together with marked documents, nor with text that spells out a "
+                "marker: leave it out"
+            )
         chat_params = request.build_chat_params(
             default_template, default_template_content_format
         ).with_defaults(default_template_kwargs)
@@ -184,13 +197,17 @@ class _SpanOnlineRenderer(OnlineRenderer):
             template["chat_template"] = chat_params.chat_template
         ids = await self.minipic.lay_out(request, messages, template, tool_dicts)
         # vLLM takes ready token ids here, from a prefill server as it thinks, and goes on with
-        # tools and reasoning as ever.
-        kept = request.kv_transfer_params
-        request.kv_transfer_params = {**(kept or {}), "prompt_token_ids": ids}
+        # tools and reasoning as ever. It sees no messages: some of them make it render those.
+        kept = dict(getattr(request, "kv_transfer_params", None) or {})
+        kept.pop(_READY_IDS, None)
+        request.kv_transfer_params = {**kept, _READY_IDS: ids}
         try:
-            return await stock()
+            conversation, inputs = await stock([])
         finally:
-            request.kv_transfer_params = kept
+            request.kv_transfer_params = kept or None
+        if [list(_token_ids(one)) for one in inputs] != [ids]:
+            raise EngineError("vLLM rendered the chat itself, although it was laid out")
+        return conversation, inputs
 
     async def preprocess_completion(
         self,
@@ -208,14 +225,13 @@ class _SpanOnlineRenderer(OnlineRenderer):
         )
         for one in inputs:
             ids = _token_ids(one)
-            # The engine checks this too, but only after a streamed answer has begun.
             self.renderer.validate_token_ids(ids)
             if is_text and self.minipic.has_markers(ids):
                 raise PromptError(
                     "The prompt's text spells out a marker, which only prompts of token ids may "
                     "hold; mark documents in /v1/chat/completions, or send token ids"
                 )
-            self.minipic.check(ids, getattr(request, "vllm_xargs", None))
+            self.minipic.check(one, request)
         return inputs
 
 

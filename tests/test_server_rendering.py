@@ -1,0 +1,235 @@
+"""The server's renderer of chats and completions on a real tokenizer, without a server."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.renderers.registry import renderer_from_config
+
+from minipic_backend import (
+    ConfigurationError,
+    EngineError,
+    MalformedSpansError,
+    MiniPICError,
+    PromptError,
+)
+from minipic_backend.choices import LAYOUT_DEFAULTS
+from minipic_backend.config import CONFIG_KEY, SpanConfig
+from minipic_backend.markers import choose_markers
+from minipic_backend.models import ensure_smollm2
+from minipic_backend.plugin.hasher import request_segments
+from minipic_backend.plugin.requests import check_request
+from minipic_backend.server.rendering import SpanRenderer, take_over
+from minipic_backend.server.routes import Facts
+
+BLOCK = 32
+QUESTION = {"type": "text", "text": "What is this about?"}
+SPAN = {"type": "text", "text": "A document.", "minipic": {"span": True}}
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Any:
+    model = EngineArgs(model=str(ensure_smollm2(progress=False))).create_engine_config()
+    online = OnlineRenderer(
+        model.model_config,
+        renderer_from_config(model),
+        request_logger=None,
+        chat_template=None,
+        chat_template_content_format="auto",
+    )
+    tokenizer = online.renderer.get_tokenizer()
+    chosen = choose_markers(tokenizer)
+    config = SpanConfig(chosen.ssep, chosen.pdep, chosen.pad, block_size=BLOCK)
+    facts = Facts(config, tokenizer, None, 2048, {}, True)
+    take_over(online, SpanRenderer(facts, LAYOUT_DEFAULTS))
+    online.span_config = config
+    yield online
+    online.renderer.shutdown()
+
+
+@pytest.fixture(scope="module")
+def marker_text(renderer: Any) -> str:
+    name = renderer.renderer.get_tokenizer().convert_ids_to_tokens(renderer.span_config.ssep)
+    return f"The token {name} is only text."
+
+
+async def ids_of(renderer: Any, request: Any) -> list[int]:
+    """Token ids of a chat, as the routes ask for them."""
+    _, (found,) = await renderer.preprocess_chat(request, request.messages, None, "auto", {})
+    return list(found["prompt_token_ids"])
+
+
+def chat(*content: Any, kind: Any = ChatCompletionRequest, **options: Any) -> Any:
+    return kind(model="m", messages=[{"role": "user", "content": list(content)}], **options)
+
+
+def num_markers(renderer: Any, ids: list[int]) -> int:
+    config = renderer.span_config
+    return sum(token in (config.ssep, config.pdep) for token in ids)
+
+
+async def test_echo_is_refused_where_it_would_be_rendered_by_vllm(
+    renderer: Any, marker_text: str
+) -> None:
+    """For an echo vLLM renders the chat itself, and reads markers out of its text."""
+    hostile = {"type": "text", "text": marker_text}
+    for content in ([SPAN, QUESTION], [{**SPAN, "text": marker_text}, QUESTION], [hostile]):
+        with pytest.raises(PromptError, match="echo"):
+            await ids_of(renderer, chat(*content, echo=True))
+        assert await ids_of(renderer, chat(*content))
+    plain = await ids_of(renderer, chat(QUESTION))
+    assert await ids_of(renderer, chat(QUESTION, echo=True)) == plain
+
+
+async def test_no_part_makes_vllm_render_a_marked_chat(renderer: Any, marker_text: str) -> None:
+    """Keys and kinds of parts for which it throws ready token ids away."""
+    marked = {**SPAN, "text": marker_text}
+    want = await ids_of(renderer, chat(marked, QUESTION))
+    assert num_markers(renderer, want) >= 1
+    for further in ({"image_url": "x"}, {"image_url": None}, {"input_audio": {}}):
+        assert await ids_of(renderer, chat({**marked, **further}, QUESTION)) == want
+    thought = {"type": "reasoning", "reasoning": marker_text}
+    found = await renderer.preprocess_chat(
+        chat(QUESTION), [{"role": "user", "content": [thought, marked, QUESTION]}], None, "auto", {}
+    )
+    assert list(found[1][0]["prompt_token_ids"]) == want
+
+
+async def test_what_vllm_renders_in_place_of_the_layout_is_not_served(
+    renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ignores_ids(*args: Any, **kwargs: Any) -> Any:
+        return [], [{"type": "token", "prompt_token_ids": [10, 20]}]
+
+    monkeypatch.setattr(OnlineRenderer, "preprocess_chat", ignores_ids)
+    with pytest.raises(EngineError, match="laid out"):
+        await ids_of(renderer, chat(SPAN, QUESTION))
+
+
+async def test_ready_ids_of_a_client_do_not_stay(renderer: Any) -> None:
+    want = await ids_of(renderer, chat(SPAN, QUESTION))
+    given = {"prompt_token_ids": [10, 20], "other": 1}
+    request = chat(SPAN, QUESTION, kv_transfer_params=given)
+    assert await ids_of(renderer, request) == want
+    assert request.kv_transfer_params == {"other": 1}
+    request = chat(SPAN, QUESTION)
+    await ids_of(renderer, request)
+    assert request.kv_transfer_params is None
+
+
+async def test_tokenize_shows_the_layout(renderer: Any, marker_text: str) -> None:
+    """Its requests know neither `vllm_xargs` nor `kv_transfer_params`."""
+    for content in ([SPAN, QUESTION], [{"type": "text", "text": marker_text}], [QUESTION]):
+        want = await ids_of(renderer, chat(*content))
+        assert await ids_of(renderer, chat(*content, kind=TokenizeChatRequest)) == want
+    plain = await ids_of(renderer, chat({"type": "text", "text": marker_text}))
+    assert num_markers(renderer, plain) == 0
+
+
+async def test_span_options_of_an_unmarked_chat_are_checked(renderer: Any) -> None:
+    """Here, so that no stream begins which then has to break off."""
+    request = chat(QUESTION, vllm_xargs={CONFIG_KEY: '{"frame": "both"}'}, stream=True)
+    with pytest.raises(ConfigurationError, match="none, prefix"):
+        await ids_of(renderer, request)
+
+
+# ---- one reading of a request ---------------------------------------------------------------
+
+
+def prompts(config: SpanConfig) -> dict[str, tuple[list[int], dict[str, Any]]]:
+    """Token ids and options."""
+    text = [10] * BLOCK
+    span = [config.ssep, *[11] * (BLOCK - 1)]
+    end = [config.pdep, 12]
+    good = [*text, *span, *end]
+    patch = {"at": 2 * BLOCK, "first": 3, "end": 40}
+    return {
+        "ordinary": ([10, 11, 12], {}),
+        "spans": (good, {}),
+        "spans, options": (good, {"frame": "none", "offsets": "padded"}),
+        "a lone span": (span, {"frame": "none"}),
+        "marker inside a block": ([*text, 10, config.ssep, 11], {}),
+        "pad in the middle": ([*text, *span[:5], config.pad, *span[6:], *end], {}),
+        "pads at the end": ([*good, config.pad], {}),
+        "a block of pads": ([*text, *span, *[config.pad] * BLOCK, *end], {}),
+        "ends in a span": ([*text, *span, *span], {}),
+        "unknown option": (good, {"speed": 1}),
+        "unknown value": ([10], {"frame": "both"}),
+        "patch of nothing": (good, {"patches": [patch]}),
+        "place of nothing": (good, {"places": [{"at": 3, "offset": 1}]}),
+        "patches that are none": (good, {"patches": 3}),
+    }
+
+
+GOOD = {"ordinary", "spans", "spans, options", "a lone span"}
+NAMES = list(prompts(SpanConfig(3, 4, 5, BLOCK)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_all_doors_refuse_the_same(renderer: Any, name: str) -> None:
+    """The server before it streams, vLLM's input processor of any engine, and the block hasher."""
+    config = renderer.span_config
+    ids, options = prompts(config)[name]
+    params = SimpleNamespace(extra_args={CONFIG_KEY: options})
+    request = SimpleNamespace(
+        prompt_token_ids=ids,
+        sampling_params=params,
+        mm_features=None,
+        prompt_embeds=None,
+        resumable=False,
+        request_id="r",
+    )
+    vllm_config = SimpleNamespace(additional_config={CONFIG_KEY: config.to_dict()})
+    asked = CompletionRequest(
+        model="m", prompt=ids, max_tokens=1, vllm_xargs={CONFIG_KEY: json.dumps(options)}
+    )
+    told: list[tuple[type, str] | None] = []
+    for door in (
+        lambda: renderer.preprocess_completion(asked, ids, None),
+        lambda: check_request(vllm_config, request),
+        lambda: request_segments(request, config),
+    ):
+        try:
+            found = door()
+            if hasattr(found, "__await__"):
+                await found
+            told.append(None)
+        except MiniPICError as error:
+            told.append((type(error), str(error)))
+    assert told[0] == told[1] == told[2]
+    assert (told[0] is None) == (name in GOOD)
+    if told[0] is not None:
+        assert told[0][0] in (MalformedSpansError, ConfigurationError)
+
+
+def test_images_and_embeddings_at_every_door(renderer: Any) -> None:
+    config = renderer.span_config
+    ids, _ = prompts(config)["spans"]
+    vllm_config = SimpleNamespace(additional_config={CONFIG_KEY: config.to_dict()})
+    for kind, further in (
+        ("multimodal", {"mm_features": ["an image"], "prompt_embeds": None}),
+        ("embeds", {"mm_features": None, "prompt_embeds": "a tensor"}),
+    ):
+        request = SimpleNamespace(
+            prompt_token_ids=ids, sampling_params=SimpleNamespace(extra_args=None), **further
+        )
+        for door in (
+            lambda kind=kind: renderer.minipic.check(
+                {"type": kind, "prompt_token_ids": ids}, SimpleNamespace()
+            ),
+            lambda request=request: check_request(vllm_config, request),
+            lambda request=request: request_segments(request, config),
+        ):
+            with pytest.raises(PromptError, match="images or prompt embeddings"):
+                door()

@@ -430,9 +430,11 @@ def _start_error(error: BaseException) -> BaseException:
 
 
 def _as_ours(error: Exception) -> Exception:
-    """vLLM refuses a request with ValueError or TypeError; ours stay what they are."""
-    if isinstance(error, MiniPICError):
-        return error
+    """vLLM refuses a request with ValueError or TypeError; ours stay what they are, wrapped in one
+    of vLLM's or not."""
+    for cause in _chain(error):
+        if isinstance(cause, MiniPICError):
+            return cause
     ours: MiniPICError
     if isinstance(error, (ValueError, TypeError, *_vllm_refusals())):
         ours = PromptError(str(error))

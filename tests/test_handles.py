@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minipic_backend import EngineError
+from minipic_backend import EngineError, MalformedSpansError
 from minipic_backend.driver import Delta, EngineDriver, Handle
 
 
@@ -107,4 +108,34 @@ def test_when_the_engine_breaks_every_caller_hears_of_it() -> None:
     for handle in (early, late):
         with pytest.raises(EngineError, match="broken"):
             list(handle.deltas())
+    assert not driver._handles
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["ours", "in one of vLLM's"])
+def test_a_refusal_in_vllms_front_end_stays_what_it_is(wrapped: bool) -> None:
+    """Its type and token index; and vLLM forgets what it may have noted down."""
+    aborted: list[list[str]] = []
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        refusal = MalformedSpansError("A marker inside a block", 70)
+        if wrapped:
+            raise ValueError("refused") from refusal
+        raise refusal
+
+    driver = object.__new__(EngineDriver)
+    driver._handles, driver._engine_ids, driver._closing = {}, {}, False
+    driver._commands, driver._close_lock = queue.SimpleQueue(), threading.Lock()
+    driver._llm = SimpleNamespace(
+        renderer=SimpleNamespace(render_cmpl=lambda prompts: prompts),
+        add_request=refuse,
+        abort_request=aborted.append,
+    )
+    handle = driver.submit([1, 2], None, request_id="r")
+    command = driver._commands.get()
+    assert command is not None
+    command()
+    with pytest.raises(MalformedSpansError) as caught:
+        list(handle.deltas())
+    assert caught.value.token_index == 70
+    assert aborted == [["r"]]
     assert not driver._handles

@@ -172,6 +172,19 @@ def prompts(config: SpanConfig) -> dict[str, tuple[list[int], dict[str, Any]]]:
     }
 
 
+async def refusal(door: Any) -> MiniPICError | None:
+    """What a door says; vLLM's own error may be around ours."""
+    try:
+        found = door()
+        if hasattr(found, "__await__"):
+            await found
+    except Exception as error:
+        ours = error if isinstance(error, MiniPICError) else error.__cause__
+        assert isinstance(ours, MiniPICError)
+        return ours
+    return None
+
+
 GOOD = {"ordinary", "spans", "spans, options", "a lone span"}
 NAMES = list(prompts(SpanConfig(3, 4, 5, BLOCK)))
 
@@ -194,26 +207,20 @@ async def test_all_doors_refuse_the_same(renderer: Any, name: str) -> None:
     asked = CompletionRequest(
         model="m", prompt=ids, max_tokens=1, vllm_xargs={CONFIG_KEY: json.dumps(options)}
     )
-    told: list[tuple[type, str] | None] = []
-    for door in (
-        lambda: renderer.preprocess_completion(asked, ids, None),
-        lambda: check_request(vllm_config, request),
-        lambda: request_segments(request, config),
-    ):
-        try:
-            found = door()
-            if hasattr(found, "__await__"):
-                await found
-            told.append(None)
-        except MiniPICError as error:
-            told.append((type(error), str(error)))
-    assert told[0] == told[1] == told[2]
-    assert (told[0] is None) == (name in GOOD)
-    if told[0] is not None:
-        assert told[0][0] in (MalformedSpansError, ConfigurationError)
+    found = [
+        await refusal(door)
+        for door in (
+            lambda: renderer.preprocess_completion(asked, ids, None),
+            lambda: check_request(vllm_config, request),
+            lambda: request_segments(request, config),
+        )
+    ]
+    assert len({(type(error), str(error)) for error in found}) == 1
+    assert (found[0] is None) == (name in GOOD)
+    assert isinstance(found[0], MalformedSpansError | ConfigurationError | None)
 
 
-def test_images_and_embeddings_at_every_door(renderer: Any) -> None:
+async def test_images_and_embeddings_at_every_door(renderer: Any) -> None:
     config = renderer.span_config
     ids, _ = prompts(config)["spans"]
     vllm_config = SimpleNamespace(additional_config={CONFIG_KEY: config.to_dict()})
@@ -231,5 +238,4 @@ def test_images_and_embeddings_at_every_door(renderer: Any) -> None:
             lambda request=request: check_request(vllm_config, request),
             lambda request=request: request_segments(request, config),
         ):
-            with pytest.raises(PromptError, match="images or prompt embeddings"):
-                door()
+            assert "images or prompt embeddings" in str(await refusal(door))

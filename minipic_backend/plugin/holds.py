@@ -22,9 +22,9 @@ class Holds:
     def __init__(self, pool: Any, max_blocks: int) -> None:
         self._pool = pool
         self._max_blocks = max_blocks
-        self._held: dict[str, list[Any]] = {}
+        self._held: dict[str, dict[int, Any]] = {}  # by request, then by block id
         self.num_blocks = 0
-        """Blocks held, one held twice counted twice."""
+        """Blocks held, one held for two requests counted twice."""
         self.num_released_early = 0
         """How often an allocation took the holds back."""
 
@@ -33,13 +33,14 @@ class Holds:
 
     def add(self, request_id: str, blocks: Iterable[Any]) -> bool:
         """Holds blocks for a request, on top of those that it has; False where it is too many."""
-        blocks = list(blocks)
-        if self.num_blocks + len(blocks) > self._max_blocks:
+        held = self._held.get(request_id, {})
+        new = {block.block_id: block for block in blocks if block.block_id not in held}
+        if self.num_blocks + len(new) > self._max_blocks:
             return False
-        if blocks:
-            self._pool.touch(blocks)
-            self._held.setdefault(request_id, []).extend(blocks)
-            self.num_blocks += len(blocks)
+        if new:
+            self._pool.touch(list(new.values()))
+            self._held[request_id] = held | new
+            self.num_blocks += len(new)
         return True
 
     def release(self, request_id: str) -> None:
@@ -47,7 +48,7 @@ class Holds:
         blocks = self._held.pop(request_id, None)
         if blocks:
             self.num_blocks -= len(blocks)
-            self._pool.free_blocks(reversed(blocks))
+            self._pool.free_blocks(reversed(blocks.values()))
 
     def release_all(self) -> bool:
         """Gives everything back, the latest holds first; False where there was nothing."""

@@ -307,12 +307,16 @@ class EngineDriver:
         mode = _environment("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(separate)))
         with _start_lock, mode, seams.modules_with_odd_objects():
             config = EngineArgs(**engine_args).create_engine_config()
-            llm = LLMEngine(
-                vllm_config=config,
-                executor_class=Executor.get_class(config),
-                log_stats=False,
-                multiprocess_mode=separate,
-            )
+            try:
+                llm = LLMEngine(
+                    vllm_config=config,
+                    executor_class=Executor.get_class(config),
+                    log_stats=False,
+                    multiprocess_mode=separate,
+                )
+            except BaseException:
+                seams.restore_block_hasher()
+                raise
             if not separate:
                 _live_inline.add(id(self))
         return llm

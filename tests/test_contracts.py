@@ -171,6 +171,7 @@ FIELDS: dict[str, set[str]] = {
     },
     "v1.metrics.stats.SchedulerStats": {
         "num_kv_fetch_reqs_by_stage", "num_running_reqs", "num_waiting_reqs",
+        "num_skipped_waiting_reqs",
     },
     "v1.metrics.stats.PrefillStats": {
         "num_prompt_tokens", "num_cached_tokens", "num_local_cached_tokens",
@@ -235,6 +236,15 @@ SOURCE_HOLDS: dict[str, list[str]] = {
     ],
     "v1.request.Request.__init__": [
         "self.max_tokens = sampling_params.max_tokens", "self.abort_immediately =",
+    ],
+    # What a preempted request is still to get; the scheduler passes it over until then.
+    "v1.core.sched.scheduler.Scheduler._preempt_request": [
+        "request.drop_stale_output = ",
+        "request.num_stale_output_tokens = request.num_in_flight_tokens",
+    ],
+    "v1.core.sched.scheduler.Scheduler.make_stats": [
+        "if not self.log_stats:", "num_deferred = len(self.deferred_waiting)",
+        "num_waiting_reqs=num_waiting - num_deferred,", "num_skipped_waiting_reqs=num_deferred,",
     ],
     "v1.core.sched.utils.check_stop": ["request.num_output_tokens >= request.max_tokens"],
     "v1.engine.core.EngineCore.add_request": ["if request.abort_immediately:"],
@@ -336,6 +346,43 @@ def test_hasher_is_replaced_for_one_call_only() -> None:
     assert core.get_request_block_hasher(16, hash) == "ours"  # type: ignore[comparison-overlap]
     assert core.get_request_block_hasher is stock
     assert made[0][1:] == (16, hash)
+
+
+def test_hasher_of_a_start_that_failed_is_taken_back() -> None:
+    from vllm.v1.engine import core
+
+    from minipic_backend.plugin import seams
+
+    stock = core.get_request_block_hasher
+    seams.replace_next_block_hasher(lambda *args: "the first")
+    seams.replace_next_block_hasher(lambda *args: "the second")  # its start failed too
+    seams.restore_block_hasher()
+    assert core.get_request_block_hasher is stock
+    seams.restore_block_hasher()
+    assert core.get_request_block_hasher is stock
+
+
+def test_driver_takes_the_hasher_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine import core, llm_engine
+    from vllm.v1.executor import Executor
+
+    from minipic_backend.driver import EngineDriver
+    from minipic_backend.plugin import seams
+
+    def start(**kwargs: Any) -> None:
+        seams.replace_next_block_hasher(lambda *args: "ours")
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(EngineArgs, "create_engine_config", lambda self: None)
+    monkeypatch.setattr(Executor, "get_class", lambda config: None)
+    monkeypatch.setattr(llm_engine, "LLMEngine", start)
+    stock = core.get_request_block_hasher
+    with pytest.raises(RuntimeError, match="no room"):
+        EngineDriver._start(SimpleNamespace(_separate_process=False), {})  # type: ignore[arg-type]
+    assert core.get_request_block_hasher is stock
 
 
 def test_backend_override_ends_with_its_context() -> None:

@@ -71,8 +71,32 @@ def test_statistics_cross_to_another_process_as_they_are() -> None:
         "in_progress": 2,
         "minipic:hit": 96,
         "minipic:waited": 48,
-        "minipic:wait_us:0": 20_000,
+        "minipic:waits:3": 1,  # up to 0.03 s
+        "minipic:wait_us:3": 20_000,
     }
+
+
+def test_waits_of_many_requests_take_a_name_for_each_bucket() -> None:
+    waits_s = [0.001, 0.003, 0.003002, *[0.02] * 500, 0.03, 100.0, 50.0]
+    counts = SpanCounts()
+    for wait_s in waits_s:
+        counts.admitted(SpanFigures(0, 48, 0, wait_s))
+    stats = statistics(counts)
+    assert len(stats.num_kv_fetch_reqs_by_stage) <= 2 + 2 * 11
+    buckets = ("0.001", "0.003", "0.01", "0.03", "0.1", "30.0", "+Inf")
+
+    def state() -> list[float]:
+        name = "minipic:span_wait_seconds"
+        found = [value(f"{name}_bucket", le=le) for le in buckets]
+        return [*found, value(f"{name}_count"), value(f"{name}_sum")]
+
+    before = state()
+    SpanStatLogger("m").record(stats, None)
+    *in_buckets, count, total = (b - a for a, b in zip(before, state(), strict=True))
+    assert in_buckets == [sum(wait_s <= float(le) for wait_s in waits_s) for le in buckets]
+    assert count == len(waits_s)
+    # Whole microseconds are carried.
+    assert total == pytest.approx(sum(waits_s), abs=1e-6 * len(waits_s))
 
 
 def test_figures_of_a_request_cross_as_well() -> None:

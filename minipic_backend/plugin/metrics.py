@@ -7,6 +7,7 @@ statistics are on.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cache
 from typing import Any
 
@@ -28,15 +29,16 @@ class SpanCounts:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._num_waits = 0
 
     def admitted(self, figures: SpanFigures) -> None:
         """A request was admitted."""
         for source in _SOURCES:
             self._add(source, getattr(figures, f"{source}_tokens"))
         if figures.wait_s:
-            self._add(f"wait_us:{self._num_waits}", round(1e6 * figures.wait_s))
-            self._num_waits += 1
+            wait_us = round(1e6 * figures.wait_s)
+            bucket = bisect_left(_WAIT_BUCKETS, wait_us / 1e6)
+            self._add(f"waits:{bucket}", 1)
+            self._add(f"wait_us:{bucket}", wait_us)
 
     def add_jobs(self, num_jobs: int, num_tokens: int) -> None:
         """Jobs were made, for so many tokens in blocks that were missing."""
@@ -48,7 +50,6 @@ class SpanCounts:
         and starts again from 0."""
         stats.num_kv_fetch_reqs_by_stage.update(self._counts)
         self._counts = {}
-        self._num_waits = 0
 
     def _add(self, name: str, count: int) -> None:
         if count:
@@ -78,17 +79,20 @@ class SpanStatLogger:
             return
         stages = scheduler_stats.num_kv_fetch_reqs_by_stage
         labels = (self._model_name, str(engine_idx))
-        for name in [name for name in stages if name.startswith(_MARK)]:
-            count = stages.pop(name)
-            kind = name.removeprefix(_MARK)
+        names = [name for name in stages if name.startswith(_MARK)]
+        counts = {name.removeprefix(_MARK): stages.pop(name) for name in names}
+        for kind, count in counts.items():
             if kind in _SOURCES:
                 self._tokens.labels(*labels, kind).inc(count)
             elif kind == "jobs":
                 self._jobs.labels(*labels).inc(count)
             elif kind == "job_tokens":
                 self._job_tokens.labels(*labels).inc(count)
-            else:
-                self._wait.labels(*labels).observe(count / 1e6)
+            elif kind.startswith("waits:"):
+                # Their mean stands for those of a bucket: same buckets, same count, same sum.
+                wait_us = counts.get(kind.replace("waits", "wait_us"), 0)
+                for _ in range(count):
+                    self._wait.labels(*labels).observe(wait_us / count / 1e6)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""

@@ -43,6 +43,15 @@ class Plan:
     def key(self, part: Part) -> bytes:
         return bytes(self.request.block_hashes[part.end_block - 1])
 
+    def own_tokens(self, num_cached_tokens: int, block_size: int) -> int:
+        """What its own jobs computed of the tokens that it read."""
+        own_left = dict(self.own)
+        num_blocks = 0
+        for part in self.parts:
+            read = min(max(num_cached_tokens // block_size - part.first_block, 0), part.num_blocks)
+            num_blocks += min(own_left.pop(self.key(part), 0), read)
+        return num_blocks * block_size
+
     def figures(self, num_cached_tokens: int, block_size: int) -> SpanFigures:
         """Where its span tokens came from, if so many tokens of its prompt were read."""
         hit = waited = computed = 0

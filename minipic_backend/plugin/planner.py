@@ -28,6 +28,10 @@ __all__ = ["SpanPlanner"]
 _MAX_ROUNDS = 2
 """How often a request gets jobs. What is then missing again, it computes in place."""
 
+_MAX_STEPS_AHEAD = 2
+"""Who waits for a part of a long prompt that is computed in place, in chunks, waits for all that
+stands before it: for no more than so many steps."""
+
 
 class SpanPlanner:
     """Plans jobs for requests, and keeps what they need in the cache until they have it.
@@ -37,6 +41,7 @@ class SpanPlanner:
         cache: vLLM's block cache.
         holds: blocks kept for requests that wait.
         block_size: tokens in a block.
+        step_tokens: the most tokens that one prompt may have computed in a step.
         host_memory: blocks may also come from, and go to, memory behind this cache. A request
             cannot tell which parts it would find there: every missing part becomes a job; and
             what goes there has to be whole blocks.
@@ -48,6 +53,7 @@ class SpanPlanner:
         cache: BlockCache,
         holds: Holds,
         block_size: int,
+        step_tokens: int,
         *,
         host_memory: bool = False,
     ) -> None:
@@ -55,6 +61,7 @@ class SpanPlanner:
         self._cache = cache
         self.holds = holds
         self._block_size = block_size
+        self._max_ahead = _MAX_STEPS_AHEAD * step_tokens
         self._all_parts = host_memory
         self.min_tail_tokens: float = math.inf
         """From how many tokens on a missing span is worth a job even with nothing useful behind it:
@@ -97,13 +104,18 @@ class SpanPlanner:
             jobs += self.plan(request, table)
         return jobs
 
-    def may_go(self, request: Any) -> bool:
-        """Whether all that a request or a job waits for is published, or will never be."""
+    def may_go(self, request: Any, *, plannable: bool) -> bool:
+        """Whether all that a request or a job waits for is published, or will never be.
+
+        Args:
+            request: to be scheduled.
+            plannable: whether it is one that may wait for spans.
+        """
         job = self._by_id.get(request.request_id)
         if job is not None:
             return job.frame is None or self._is_settled(job.frame)
         if self.policy == "batched" and self._by_id:
-            return False
+            return not plannable
         plan = self._plans.get(request.request_id)
         return plan is None or plan.admitted or self._settled(plan)
 
@@ -187,14 +199,15 @@ class SpanPlanner:
         return 4 * part.num_pads >= size and part.num_blocks * size >= self.min_tail_tokens
 
     def _promise_of(self, key: bytes) -> Promise | None:
-        """Who computes a part just now."""
+        """Who computes a part just now, and soon has it."""
         job = self._jobs.get(key)
         if job is not None:
             return job.promise
         promise = self._in_place.get(key)
-        if promise is not None and self._cache.is_running(promise.request):
-            return promise
-        return None
+        if promise is None or not self._cache.is_running(promise.request):
+            return None
+        num_left = promise.num_blocks - self._cache.num_published(promise.request)
+        return promise if num_left * self._block_size <= self._max_ahead else None
 
     def _is_settled(self, promise: Promise) -> bool:
         request = promise.request
@@ -274,7 +287,7 @@ class SpanPlanner:
         self._drop(plan.request.request_id)
 
     def left(self, request_id: str) -> list[SpanJob]:
-        """A request was aborted: the jobs that nobody waits for any more."""
+        """A request has ended: the jobs that nobody waits for any more."""
         plan = self._plans.get(request_id)
         jobs = plan.jobs if plan is not None and not plan.admitted else []
         self._drop(request_id)

@@ -8,6 +8,7 @@ jobs right in front of it, when its turn comes, and to keep it back while they a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,6 +54,7 @@ class _SpanScheduling(SpanHashing):
             self.block_cache,
             self.holds,
             self.span_config.block_size,
+            self._step_tokens(),
             host_memory=self.connector is not None,
         )
         self.span_figures: dict[str, SpanFigures] = {}
@@ -62,8 +64,9 @@ class _SpanScheduling(SpanHashing):
         seams.watch_allocations(
             self.kv_cache_manager, self.holds.release_all, self.planner.allocated
         )
-        seams.leave_out_of_cache_stats(self.kv_cache_manager, _is_internal)
+        seams.adapt_cache_stats(self.kv_cache_manager, _is_internal, self._num_own)
         seams.adapt_stored_events(pool, self._stored_events)
+        self.install_hasher()
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -77,12 +80,9 @@ class _SpanScheduling(SpanHashing):
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
         finished: list[Request] = super().finish_requests(request_ids, finished_status)
-        orphans: dict[str, SpanJob] = {}
         for request in finished:
             self.span_figures.pop(request.request_id, None)
-            for job in self.planner.left(request.request_id):
-                orphans[job.request.request_id] = job
-        self._end_jobs(orphans.values())
+        self._end_jobs_of(request.request_id for request in finished)
         return [request for request in finished if not self._ended(request)]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
@@ -119,6 +119,7 @@ class _SpanScheduling(SpanHashing):
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
+        ended: list[str] = []
         for of_client in outputs.values():
             if of_client.finished_requests:
                 of_client.finished_requests = {
@@ -130,21 +131,28 @@ class _SpanScheduling(SpanHashing):
                 ]
             for one in of_client.outputs:
                 if one.finish_reason is not None:
+                    ended.append(one.request_id)
                     figures = self.span_figures.pop(one.request_id, None)
                     if figures is not None and one.kv_transfer_params is None:
                         # vLLM's only way for a dict from the scheduler to whoever asked.
                         one.kv_transfer_params = {CONFIG_KEY: figures.to_dict()}
+        self._end_jobs_of(ended)
         return outputs
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             self.span_counts.take_into(stats)
-        if stats is not None and self.planner.num_jobs:
-            running = sum(map(_is_internal, self.running))
-            waiting = self.planner.num_jobs - running
-            stats.num_running_reqs -= running
-            stats.num_waiting_reqs = max(stats.num_waiting_reqs - waiting, 0)
+        if stats is not None and (self.planner.num_jobs or self.connector is not None):
+            for name, request in self.requests.items():
+                if not name.startswith(JOB_PREFIX) or request.is_finished():
+                    continue
+                if request.status == RequestStatus.RUNNING:
+                    stats.num_running_reqs -= 1
+                elif request in self.deferred_waiting:
+                    stats.num_skipped_waiting_reqs -= 1
+                else:
+                    stats.num_waiting_reqs -= 1
         return stats
 
     def _before(self, request: Request) -> list[Request]:
@@ -178,7 +186,7 @@ class _SpanScheduling(SpanHashing):
             self.requests[job.request.request_id] = job.request
             if self.connector is not None:
                 self.connector.on_new_request(job.request)
-        if jobs:
+        if jobs and self.log_stats:
             missing = sum(job.num_missing for job in jobs)
             self.span_counts.add_jobs(len(jobs), missing * self.block_size)
         return [job.request for job in jobs]
@@ -191,13 +199,16 @@ class _SpanScheduling(SpanHashing):
             or request.num_computed_tokens
             or request.skip_reading_prefix_cache
             or request.status not in _WAITING
+            # Preempted, and still to get tokens, the last one perhaps: vLLM passes it over.
+            or (request.num_stale_output_tokens and not request.drop_stale_output)
         ):
             return None
         return chain.table
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         return bool(
-            super()._handle_blocked_waiting_request(request) and self.planner.may_go(request)
+            super()._handle_blocked_waiting_request(request)
+            and self.planner.may_go(request, plannable=self._plannable(request) is not None)
         )
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -213,23 +224,39 @@ class _SpanScheduling(SpanHashing):
         figures = self.planner.admitted(plan, stats.num_cached_tokens if first else 0)
         if first:
             self.span_figures[request.request_id] = figures
-            self.span_counts.admitted(figures)
+            if self.log_stats:
+                self.span_counts.admitted(figures)
             # What its own jobs computed was computed for this request, not found.
-            own = min(sum(plan.own.values()) * self.block_size, stats.num_local_cached_tokens)
+            own = plan.own_tokens(stats.num_local_cached_tokens, self.block_size)
             stats.set(
                 num_prompt_tokens=stats.num_prompt_tokens,
                 num_local_cached_tokens=stats.num_local_cached_tokens - own,
                 num_external_cached_tokens=stats.num_external_cached_tokens,
             )
 
+    def _num_own(self, request: Request, num_hits: int) -> int:
+        """What of a request's hits its own jobs computed; asked for when it is admitted."""
+        plan = self.planner.plan_of(request.request_id)
+        if plan is None or plan.admitted:
+            return 0
+        return plan.own_tokens(num_hits, self.block_size)
+
+    def _step_tokens(self) -> int:
+        """The most tokens that one prompt may have computed in a step."""
+        threshold = self.scheduler_config.long_prefill_token_threshold
+        return int(min(threshold or math.inf, self.max_num_scheduled_tokens))
+
     # ---- jobs -------------------------------------------------------------------------------
 
-    def _end_jobs(self, jobs: Iterable[SpanJob]) -> None:
-        """Cancels jobs that nobody waits for."""
-        jobs = list(jobs)
-        for job in jobs:
+    def _end_jobs_of(self, request_ids: Iterable[str]) -> None:
+        """Cancels the jobs that nobody waits for once these requests have ended."""
+        orphans: dict[str, SpanJob] = {}
+        for request_id in request_ids:
+            for job in self.planner.left(request_id):
+                orphans[job.request.request_id] = job
+        for job in orphans.values():
             self.planner.forget_job(job)
-        self._end(jobs)
+        self._end(list(orphans.values()))
 
     def _end(self, jobs: list[SpanJob]) -> None:
         if jobs:

@@ -87,17 +87,28 @@ def replace_next_block_hasher(make: Callable[..., Any]) -> None:
 
     `EngineCore.__init__` calls `get_request_block_hasher` right after it has built the scheduler,
     by a name in its own module: no registry. The name is restored by that very call, so that
-    another engine in this process is not touched.
+    another engine in this process is not touched; where a start fails before it, by
+    `restore_block_hasher`.
     """
     from vllm.v1.engine import core
 
+    restore_block_hasher()
     stock = core.get_request_block_hasher
 
     def get_request_block_hasher(hash_block_size: int, hash_function: Any) -> Any:
         core.get_request_block_hasher = stock
         return make(stock(hash_block_size, hash_function), hash_block_size, hash_function)
 
+    get_request_block_hasher.minipic_stock = stock  # type: ignore[attr-defined]
     core.get_request_block_hasher = get_request_block_hasher
+
+
+def restore_block_hasher() -> None:
+    """Takes back `replace_next_block_hasher` where no engine came to call it."""
+    from vllm.v1.engine import core
+
+    current = core.get_request_block_hasher
+    core.get_request_block_hasher = getattr(current, "minipic_stock", current)
 
 
 @contextmanager
@@ -240,13 +251,19 @@ def watch_allocations(
     kv_cache_manager.allocate_slots = allocate_slots
 
 
-def leave_out_of_cache_stats(kv_cache_manager: Any, is_internal: Callable[[Any], bool]) -> None:
-    """vLLM's prefix cache statistics count no request that `is_internal`; on the instance."""
+def adapt_cache_stats(
+    kv_cache_manager: Any,
+    is_internal: Callable[[Any], bool],
+    num_own: Callable[[Any, int], int],
+) -> None:
+    """vLLM's prefix cache statistics count no request that `is_internal`, and of another's
+    `num_hits` tokens not the `num_own(request, num_hits)` that were computed for it; on the
+    instance."""
     stock = kv_cache_manager.record_prefix_cache_stats
 
     def record_prefix_cache_stats(request: Any, num_hits: int) -> None:
         if not is_internal(request):
-            stock(request, num_hits)
+            stock(request, num_hits - num_own(request, num_hits))
 
     kv_cache_manager.record_prefix_cache_stats = record_prefix_cache_stats
 

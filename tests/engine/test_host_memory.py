@@ -84,6 +84,21 @@ def test_jobs_store_whole_blocks_and_end_unseen(rig: StepRig) -> None:
     assert any(name.startswith(JOB_PREFIX) for step in rig.steps for name in step)
 
 
+def test_statistics_count_no_job_that_is_about_to_end(tmp_path: Path) -> None:
+    rig = host_rig(tmp_path, ahead=1, log_stats=True)
+    rig.run(prompt(1))
+    rig.add(prompt(2, 1))
+    num_internal = 0
+    while rig.scheduler.has_requests() or rig.pending:
+        rig.advance()
+        stats = rig.scheduler.make_stats()
+        found = (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_skipped_waiting_reqs)
+        assert min(found) >= 0
+        assert sum(found) <= 1
+        num_internal += sum(r.request_id.startswith(JOB_PREFIX) for r in rig.scheduler.running)
+    assert num_internal > 0
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_leaks_and_nothing_hangs(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -117,6 +117,16 @@ def test_documents_in_front_of_patches_are_shared(rig: StepRig) -> None:
     assert rig.steps[0][served.request.request_id] == BLOCK_SIZE + QUESTION
 
 
+def test_a_block_with_one_token_and_pads_is_published_too(rig: StepRig) -> None:
+    rig.run(prompt(1))
+    rig.steps.clear()
+    padded = [*span(7)[:33], *[5] * 15]
+    tokens = [*prefix(), *padded, *span(1), *dependent()]
+    served = rig.run(tokens)
+    assert jobs(rig.steps[0]) == [33]
+    assert rig.steps[0][served.request.request_id] == QUESTION
+
+
 def test_a_long_document_takes_several_steps_and_its_request_waits(rig: StepRig) -> None:
     long = span(3, num_blocks=70)
     rig.run(prompt(1))
@@ -190,7 +200,7 @@ def test_requests_of_one_step_share_what_they_miss(rig: StepRig) -> None:
 def test_a_request_waits_for_what_another_computes_in_place(folder: Path) -> None:
     """The other is cut into chunks, in favour of others; the first of them would otherwise
     compute the same once more."""
-    rig = StepRig(folder, long_prefill_token_threshold=48)
+    rig = StepRig(folder, long_prefill_token_threshold=64)
     other = rig.add(prompt(1, 2, 3))
     mine = rig.add(prompt(3, 2, question=1))
     rig.finish()
@@ -200,6 +210,28 @@ def test_a_request_waits_for_what_another_computes_in_place(folder: Path) -> Non
     assert mine.figures["wait_s"] > 0
     assert other.figures is not None
     assert other.figures["computed_tokens"] == 3 * 3 * BLOCK_SIZE
+
+
+@pytest.mark.parametrize("cached_behind", [False, True], ids=["in place", "job"])
+def test_a_request_does_not_wait_for_the_end_of_a_long_prompt(
+    folder: Path, cached_behind: bool
+) -> None:
+    """Its document is the last of a prompt that takes many steps, behind much that it has no use
+    for: computing it again costs less than to wait."""
+    rig = StepRig(folder, long_prefill_token_threshold=256)
+    rig.run(prompt(1))
+    rig.steps.clear()
+    body = [token for number in range(20, 80) for token in span(number)]
+    slow = rig.add([*prefix(), *body, *span(5), *dependent()])
+    rig.step()
+    mine = rig.add(prompt(5, 1, question=1) if cached_behind else prompt(5, question=1))
+    rig.finish()
+    assert slow.first_step is not None
+    assert mine.first_step is not None
+    assert mine.first_step < slow.first_step - 3
+    assert mine.figures is not None
+    assert mine.figures["waited_tokens"] == 0
+    assert mine.figures["computed_tokens"] == 3 * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -236,6 +268,22 @@ def test_batched_computes_no_prompt_before_all_documents(folder: Path) -> None:
     last_job = max(i for i, any_jobs in enumerate(have_jobs) if any_jobs)
     assert last_job > 0
     assert have_prompts.index(True) >= last_job
+
+
+def test_batched_keeps_back_no_prompt_without_documents(folder: Path) -> None:
+    rig = StepRig(folder, "batched", max_num_seqs=2)
+    served = [rig.add(prompt(i, 10 + i)) for i in range(3)]
+    rig.step()
+    assert rig.scheduler.planner.num_jobs
+    ordinary = rig.add([10, 11] * 8)
+    unread = rig.add(prompt(1), sampling={"prompt_logprobs": 1})
+    rig.finish()
+    rig.assert_idle()
+    have_jobs = [bool(jobs(step)) for step in rig.steps]
+    last_job = max(i for i, any_jobs in enumerate(have_jobs) if any_jobs)
+    assert ordinary.request.request_id in rig.steps[last_job]
+    assert unread.finished
+    assert all(one.finished for one in served)
 
 
 @pytest.mark.parametrize(
@@ -334,6 +382,37 @@ def test_aborting_the_last_request_that_waits_cancels_the_job(rig: StepRig) -> N
     assert rig.scheduler.get_num_unfinished_requests() == 0
 
 
+def test_nothing_is_planned_for_a_request_that_ends_while_preempted(folder: Path) -> None:
+    """Its last token is under way when it is preempted, two steps ahead of the device."""
+    rig = StepRig(folder, ahead=2)
+    served = rig.add(prompt(1, 2))
+    rig.step()
+    request, scheduler = served.request, rig.scheduler
+    assert not served.tokens
+    scheduler.running.remove(request)
+    scheduler._preempt_request(request, 0.0)
+    first = scheduler.block_cache.leading(request.block_hashes[2:5])
+    rig.pool.evict_blocks({block.block_id for block in first})
+    rig.step()
+    assert scheduler.planner.num_jobs == 0
+    rig.finish()
+    assert len(served.tokens) == 1
+    rig.assert_idle()
+
+
+def test_jobs_go_with_a_request_that_ends_by_its_output(rig: StepRig) -> None:
+    """vLLM ends a preempted request without `finish_requests`."""
+    rig.run(prompt(1))
+    served = rig.add(long_prompt())
+    rig.step()
+    assert rig.scheduler.planner.num_jobs == 1
+    assert rig.scheduler.holds
+    rig.scheduler._end_jobs_of([served.request.request_id])
+    assert rig.scheduler.planner.num_jobs == 0
+    assert not rig.scheduler.holds
+    rig.abort(served)
+
+
 def test_a_request_comes_in_behind_a_job_of_an_aborted_one(rig: StepRig) -> None:
     rig.run(prompt(1))
     rig.computed.clear()
@@ -413,6 +492,35 @@ def test_what_is_cached_is_held_while_a_request_waits(folder: Path) -> None:
         assert (served.figures["hit_tokens"] == 3 * BLOCK_SIZE) is kept or not kept
 
 
+def test_a_block_is_held_once_for_a_request(rig: StepRig) -> None:
+    rig.run(prompt(1))
+    holds, request = rig.scheduler.holds, "a request"
+    blocks = rig.scheduler.block_cache.leading(rig.hashes(prompt(1)))
+    assert holds.add(request, blocks[:3])
+    assert holds.add(request, blocks)
+    assert holds.add("another", blocks[:1])
+    assert [block.ref_cnt for block in blocks] == [2, *[1] * (len(blocks) - 1)]
+    assert holds.num_blocks == len(blocks) + 1
+    holds.release(request)
+    holds.release("another")
+
+
+def test_a_second_round_holds_what_the_first_held(folder: Path) -> None:
+    rig = StepRig(folder)
+    rig.run(prompt(1))
+    served = rig.add(long_prompt())
+    rig.step()
+    holds, planner = rig.scheduler.holds, rig.scheduler.planner
+    (job,) = planner.jobs_of(served.request.request_id)
+    num_held = holds.num_blocks
+    assert num_held == 2 + 3  # the prefix and document 1
+    planner._make_jobs(planner.plan_of(served.request.request_id))
+    assert holds.num_blocks == num_held
+    assert planner.jobs_of(served.request.request_id) == [job]
+    rig.finish()
+    rig.assert_idle()
+
+
 def test_holds_are_given_back_before_anybody_goes_short(folder: Path) -> None:
     """The request alone needs 77 blocks. Beside the other one, its job and its hold are too much:
     the hold goes, and the request waits for memory and computes what was evicted in place."""
@@ -490,15 +598,72 @@ def test_statistics_count_requests_not_jobs(folder: Path) -> None:
     stats = rig.scheduler.kv_cache_manager.make_prefix_cache_stats()
     assert stats.requests == 1
     assert stats.queries == len(prompt(2, 1))
+    assert stats.hits == (2 + 3) * BLOCK_SIZE  # document 2 was computed for it
     rig.scheduler.update_from_output(output, rig._execute(output))
     rig.add(long_prompt())
     rig.step()
     stats = rig.scheduler.make_stats()
-    assert (stats.num_running_reqs, stats.num_waiting_reqs + stats.num_skipped_waiting_reqs) == (
-        0,
-        1,
-    )
+    assert counts(stats) == (0, 1, 0)
     rig.finish()
+
+
+def counts(stats: Any) -> tuple[int, int, int]:
+    """Requests running, waiting, passed over."""
+    return stats.num_running_reqs, stats.num_waiting_reqs, stats.num_skipped_waiting_reqs
+
+
+def test_jobs_are_counted_in_no_queue(folder: Path) -> None:
+    rig = StepRig(folder, log_stats=True, max_num_seqs=1, max_num_batched_tokens=64)
+    rig.run(prompt(1))
+    rig.add(prompt(2, 3, 1))
+    for _ in range(2):
+        rig.add([10, 11] * 8)
+    rig.step()  # one job runs, and would not leave a row for another
+    assert rig.scheduler.planner.num_jobs == 1
+    assert counts(rig.scheduler.make_stats()) == (0, 3, 0)
+    assert len(rig.scheduler.waiting) == 4
+    rig.finish()
+    assert counts(rig.scheduler.make_stats()) == (0, 0, 0)
+
+
+def test_jobs_that_are_passed_over_are_not_counted_either(folder: Path) -> None:
+    rig = StepRig(folder, log_stats=True, long_prefill_token_threshold=64)
+    long = prefix(num_blocks=10)
+    rig.run([*long, *span(1), *dependent()])
+    blocks = rig.scheduler.block_cache.leading(rig.hashes(long))
+    rig.pool.evict_blocks({block.block_id for block in blocks})
+    rig.add([30] * 4)  # a lone request would get the whole step
+    rig.add([*long, *span(2), *span(1), *dependent()])
+    rig.step()  # a job for the prefix runs, one for document 2 waits for it
+    assert rig.scheduler.planner.num_jobs == 2
+    assert len(rig.scheduler.deferred_waiting) == 2
+    assert counts(rig.scheduler.make_stats()) == (0, 0, 1)
+    rig.finish()
+    assert counts(rig.scheduler.make_stats()) == (0, 0, 0)
+
+
+def test_nothing_is_counted_where_nobody_asks(rig: StepRig) -> None:
+    rig.run(prompt(1))
+    rig.run(prompt(2, 1))
+    assert not rig.scheduler.span_counts._counts
+
+
+def test_a_scheduler_that_fails_to_start_leaves_the_hasher_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.engine import core
+
+    from minipic_backend.plugin import seams
+
+    stock = core.get_request_block_hasher
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(seams, "adapt_stored_events", fail)
+    with pytest.raises(RuntimeError, match="no room"):
+        StepRig(folder)
+    assert core.get_request_block_hasher is stock
 
 
 def test_dropped_request_leaves_figures_nowhere(rig: StepRig) -> None:

@@ -21,6 +21,7 @@ from minipic_backend.driver import EngineDriver, Handle
 from minipic_backend.errors import ConfigurationError, EngineError
 from minipic_backend.launch import engine_arguments, start_driver
 from minipic_backend.layout import Layout
+from minipic_backend.plugin import seams
 
 __all__ = ["Engine"]
 
@@ -194,10 +195,10 @@ class Engine(BaseEngine):
         salt = job.request.get("cache_salt")
 
         def probe(llm: Any) -> list[bool] | None:
-            core = getattr(llm.engine_core, "engine_core", None)
-            if core is None or not hasattr(core, "scheduler"):
+            scheduler = seams.scheduler_here(llm)
+            if scheduler is None:
                 return None
-            found: list[bool] = core.scheduler.probe_cached_blocks(
+            found: list[bool] = scheduler.probe_cached_blocks(
                 ids, job.sampling_params, salt, self._adapter
             )
             return found

@@ -11,7 +11,10 @@ __all__ = ["SpanHashes"]
 class SpanHashes:
     """Remembers the hashes of whole spans, the latest used ones, up to a number of tokens.
 
-    Not thread-safe: vLLM hashes on one thread.
+    Not thread-safe, and need not be: it is asked for the spans of a prompt when its request is
+    made, which vLLM does on one thread (that of the caller, or the one that takes requests into an
+    engine process). Generated tokens are hashed on another one there, but they are never in a span,
+    and jobs of the scheduler bring their hashes along.
 
     Args:
         max_tokens: tokens of all remembered spans together; about 10 bytes each.

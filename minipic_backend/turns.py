@@ -2,8 +2,9 @@
 
 A loop runs everything that is ready before it looks at timers and sockets again. 200 calls that
 start together, or that end with the same step of an engine, each with a millisecond of Python to
-run, hold up everybody else for 0.2 s. So each waits for its turn in front of such work: as many
-take one in a round of the loop as fit into `BUDGET_S`, the others in later rounds, in order.
+run, hold up everybody else for 0.2 s. So each waits for its turn in front of such work: in a round
+of the loop they go on until `BUDGET_S` has gone by; those that come later queue up, and one of them
+goes in each round after, in order.
 """
 
 from __future__ import annotations

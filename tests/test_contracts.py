@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +171,9 @@ FIELDS: dict[str, set[str]] = {
         "tokenizer_revision", "kv_cache_memory_bytes", "enforce_eager", "enable_lora", "max_loras",
         "max_lora_rank",
     },
+    "config.kv_transfer.KVTransferConfig": {"kv_connector"},
+    "config.kv_events.KVEventsConfig": {"enable_kv_cache_events"},
+    "config.vllm.VllmConfig": {"kv_transfer_config", "kv_events_config", "additional_config"},
     "v1.metrics.stats.SchedulerStats": {
         "num_kv_fetch_reqs_by_stage", "num_running_reqs", "num_waiting_reqs",
         "num_skipped_waiting_reqs",
@@ -197,7 +202,7 @@ MODEL_FIELDS: dict[str, set[str]] = {
         "cache_salt", "priority", "request_id", "vllm_xargs", "structured_outputs",
     },
     "entrypoints.openai.chat_completion.protocol.ChatCompletionRequest": {
-        "vllm_xargs", "kv_transfer_params", "cache_salt",
+        "vllm_xargs", "kv_transfer_params", "cache_salt", "echo",
     },
     "entrypoints.anthropic.protocol.AnthropicMessagesRequest": {"system", "messages", "vllm_xargs"},
     "entrypoints.anthropic.protocol.AnthropicContentBlock": {"type", "text", "source", "content"},
@@ -248,6 +253,19 @@ SOURCE_HOLDS: dict[str, list[str]] = {
     ],
     "v1.core.sched.utils.check_stop": ["request.num_output_tokens >= request.max_tokens"],
     "v1.engine.core.EngineCore.add_request": ["if request.abort_immediately:"],
+    # Requests are made, and their spans hashed, on the one thread that takes them in.
+    "v1.engine.core.EngineCoreProc.process_input_sockets": ["self.preprocess_add_request(req)"],
+    # Ready ids of a chat are taken unless it is to be echoed or holds more than text.
+    "renderers.online_renderer._reused_prompt_token_ids": [
+        'kv.pop("prompt_token_ids", None)', 'getattr(request, "echo", False)',
+        "has_non_text_content(messages)", "return ids",
+    ],
+    # The one KV connector that spans go with.
+    "config.vllm.VllmConfig._post_init_kv_transfer_config": [
+        'config_connector = "OffloadingConnector"',
+    ],
+    "distributed.kv_transfer.kv_connector.v1.offloading.scheduler.RequestOffloadState."
+    "update_offload_keys": ["self.req.block_hashes,", "make_offload_key(req_block_hash,"],
     "v1.request.Request.append_output_token_ids": ["self.update_block_hashes()"],
     # A request's jobs go in front of it when it is peeked at, and publish what they compute when
     # they are allocated: the request behind them reads it in the same step.
@@ -423,9 +441,41 @@ def test_kernels_are_looked_for_beside_objects_that_answer_to_anything(
     assert "vars" not in vars(dispatcher)
 
 
-def test_every_listed_name_is_in_the_page_and_back() -> None:
-    from pathlib import Path
+IMPORT_INTERNALS = {
+    "plugin", "server", "driver.py", "cli/serve.py", "tools/vllm_parser.py", "bench/engines.py",
+}  # fmt: skip
+FOR_USERS = {
+    "vllm", "vllm.engine.arg_utils", "vllm.exceptions", "vllm.lora.request", "vllm.platforms",
+    "vllm.sampling_params", "vllm.version",
+}  # fmt: skip
 
+
+def imported_from_vllm(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+    return {name for name in found if name.split(".")[0] == "vllm"}
+
+
+def test_internals_are_imported_where_the_page_says() -> None:
+    root = Path(__file__).parent.parent
+    page = (root / "docs" / "contracts.md").read_text(encoding="utf-8")
+    for name in IMPORT_INTERNALS:
+        assert f"`minipic_backend/{name}" in page
+    reaching: set[str] = set()
+    for folder in (root / "minipic_backend", root / "integrations"):
+        for path in folder.rglob("*.py"):
+            if imported_from_vllm(path) - FOR_USERS:
+                inside = path.relative_to(folder)
+                whole = inside.parts[0] in ("plugin", "server")
+                reaching.add(inside.parts[0] if whole else inside.as_posix())
+    assert reaching == IMPORT_INTERNALS
+
+
+def test_every_listed_name_is_in_the_page_and_back() -> None:
     page = (Path(__file__).parent.parent / "docs" / "contracts.md").read_text(encoding="utf-8")
     for name in ["OnlineRenderer", "process_inputs", "AnthropicServingMessages", "ServeSubcommand"]:
         assert name in page

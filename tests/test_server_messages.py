@@ -58,6 +58,13 @@ def test_the_last_block_of_a_message_is_its_question() -> None:
     assert convert(user(document("a"))) == [user(text("a", **SPAN))]
 
 
+def test_a_text_that_comes_twice_keeps_its_mark_where_it_had_one() -> None:
+    twice = text("a", **CACHED)
+    assert convert(user(twice, twice)) == [user(text("a", **SPAN), text("a"))]
+    system = convert(user(text("q")), system=[twice, twice])[0]
+    assert system["content"] == [text("a"), text("a", **SPAN)]
+
+
 @pytest.mark.parametrize("merge", [False, True])
 def test_documents_of_the_system_prompt(merge: bool) -> None:
     system = [text("s", **CACHED), text("d", **CACHED)]

@@ -168,6 +168,12 @@ def none_hash() -> bytes:
     return bytes(kv_cache_utils.NONE_HASH)
 
 
+def scheduler_here(llm: Any) -> Any | None:
+    """The scheduler behind an `LLMEngine`; None where the engine core has a process of its own."""
+    core = getattr(llm.engine_core, "engine_core", None)
+    return getattr(core, "scheduler", None)
+
+
 def cached_blocks(scheduler: Any, block_hashes: list[bytes]) -> list[bool]:
     """Whether each block is in the cache now, without touching its age.
 

@@ -202,7 +202,8 @@ def _place(blocks: list[SpanBlock], kept: list[SpanBlock]) -> None:
                     item.setdefault(MARK, {"span": True})
         elif block.minipic is None and (
             block.type == "document"
-            or (block.type == "text" and block.cache_control and block not in kept)
+            # Itself, not one that is equal: a text may come twice.
+            or (block.type == "text" and block.cache_control and not any(block is b for b in kept))
         ):
             block.minipic = {"span": True}
 

@@ -147,6 +147,12 @@ def test_other_routes_refuse_misplaced_markers_too(
     refused(answer, "token index 1")
 
 
+@pytest.mark.parametrize("text", ["x", "name <repo_name> name"], ids=["marked", "spelled out"])
+def test_echo_of_what_is_laid_out(say: Any, text: str) -> None:
+    mark = {"minipic": {"span": True}} if text == "x" else {}
+    refused(say({**TEXT, "text": text, **mark}, TEXT, echo=True), "echo")
+
+
 # ---- marks ----------------------------------------------------------------------------------
 
 

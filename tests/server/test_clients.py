@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from documents import chat, fresh
@@ -148,6 +149,18 @@ def test_openai_without_marks_is_vllms_own(oai: openai.OpenAI, server: ServerPro
     joined = [SYSTEM, {"role": "user", "content": "Hello\nWhat is this about?"}]
     text = tokenizer.apply_chat_template(joined, tokenize=False, add_generation_prompt=True)
     assert answer.prompt_token_ids == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_tokenize_shows_a_marked_chat_as_it_is_laid_out(
+    server: ServerProcess, remote: RemoteEngine
+) -> None:
+    documents = fresh(2)
+    messages = [SYSTEM, {"role": "user", "content": marked(documents)}]
+    body = {"model": HUB_NAME, "messages": messages, "minipic": {"late": 0}}
+    headers = {"authorization": f"Bearer {API_KEY}"}
+    answer = httpx.post(f"{server.root}/tokenize", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tokens"] == list(remote.explain(chat(documents), late=0).token_ids)
 
 
 @pytest.mark.parametrize("where", ["span", "text"])

@@ -12,7 +12,7 @@ from minipic_backend.attention.geometry import AttentionShape
 from minipic_backend.attention.rotary import Rotary, cos_sin_table
 from minipic_backend.attention.rows import PlacedRun, Run, split_runs
 from minipic_backend.config import SpanConfig, SpanOptions
-from minipic_backend.segments import SegmentTable, parse_segments
+from minipic_backend.spans.segments import SegmentTable, parse_segments
 
 __all__ = ["CASES", "LLAMA_8B", "TINY", "TINY_CASES", "Case", "Inputs"]
 

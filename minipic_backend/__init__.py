@@ -27,10 +27,10 @@ from minipic_backend.errors import (
     ServerUnreachableError,
     UnsupportedModelError,
 )
+from minipic_backend.layout.ranking import rank_spans
 from minipic_backend.prompt import Message, Prompt, Span, Text
 from minipic_backend.protocol import EngineProtocol
 from minipic_backend.quality.compare import Comparison, TechniqueAnswer
-from minipic_backend.ranking import rank_spans
 from minipic_backend.results import (
     Chunk,
     Completion,
@@ -42,7 +42,7 @@ from minipic_backend.results import (
 )
 
 if TYPE_CHECKING:
-    from minipic_backend.engine import Engine
+    from minipic_backend.engines.embedded import Engine
     from minipic_backend.remote import RemoteEngine
 
 __version__ = "0.1.0"
@@ -87,7 +87,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Engine":  # imported late: it pulls in vLLM
-        from minipic_backend.engine import Engine
+        from minipic_backend.engines.embedded import Engine
 
         return Engine
     if name == "RemoteEngine":  # pulls in httpx

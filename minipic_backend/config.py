@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from minipic_backend.errors import ConfigurationError
-from minipic_backend.patches import Patch, Place, as_patches, as_places
+from minipic_backend.spans.patches import Patch, Place, as_patches, as_places
 
 __all__ = [
     "CONFIG_KEY",

@@ -11,7 +11,7 @@ import pytest
 
 pytest.register_assert_rewrite("langchain_suites")
 
-# Read when torch is imported. As the engine itself sets it: see `minipic_backend.launch`.
+# Read when torch is imported. As the engine itself sets it: see `minipic_backend.engines.launch`.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 

@@ -15,8 +15,8 @@ from tiny_tokenizers import LLAMA_SPECIALS, LLAMA_TEMPLATE, byte_level
 
 from minipic_backend.capability import Capability
 from minipic_backend.config import SpanConfig
-from minipic_backend.markers import choose_markers
-from minipic_backend.tokenizer_digest import tokenizer_digest
+from minipic_backend.layout.markers import choose_markers
+from minipic_backend.layout.tokenizer_digest import tokenizer_digest
 
 MODEL = "a-model"
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from minipic_backend.segments import Segment, SegmentKind, SegmentTable
+from minipic_backend.spans.segments import Segment, SegmentKind, SegmentTable
 
 KV = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: [1, num_kv_heads, tokens, head_size]
 

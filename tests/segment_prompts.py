@@ -11,8 +11,8 @@ from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
 from minipic_backend.config import SpanConfig, SpanOptions
-from minipic_backend.patches import Patch, Place
-from minipic_backend.segments import SegmentTable, parse_segments
+from minipic_backend.spans.patches import Patch, Place
+from minipic_backend.spans.segments import SegmentTable, parse_segments
 
 __all__ = [
     "CONFIG",

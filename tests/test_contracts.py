@@ -387,7 +387,7 @@ def test_driver_takes_the_hasher_back(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.engine import core, llm_engine
     from vllm.v1.executor import Executor
 
-    from minipic_backend.driver import EngineDriver
+    from minipic_backend.engines.driver import EngineDriver
     from minipic_backend.plugin import seams
 
     def start(**kwargs: Any) -> None:

@@ -18,7 +18,7 @@ from minipic_backend.attention.rotary import Rotary, cos_sin_table, rotate
 from minipic_backend.attention.rows import PlacedRun, Run, split_runs
 from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.config import SpanOptions
-from minipic_backend.segments import SegmentKind, SegmentTable
+from minipic_backend.spans.segments import SegmentKind, SegmentTable
 
 SIZE = CONFIG.block_size
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 12

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minipic_backend import EngineError, MalformedSpansError
-from minipic_backend.driver import Delta, EngineDriver, Handle
+from minipic_backend.engines.driver import Delta, EngineDriver, Handle
 
 
 class Driver:

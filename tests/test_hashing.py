@@ -25,9 +25,9 @@ from segment_prompts import (
 
 from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.errors import MalformedSpansError
-from minipic_backend.hashing import SpanHashChain
-from minipic_backend.segments import SegmentKind, parse_segments
-from minipic_backend.span_hashes import SpanHashes
+from minipic_backend.spans.hashing import SpanHashChain
+from minipic_backend.spans.segments import SegmentKind, parse_segments
+from minipic_backend.spans.span_hashes import SpanHashes
 
 SIZE = CONFIG.block_size
 DEFAULTS = SpanOptions()

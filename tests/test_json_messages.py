@@ -10,7 +10,7 @@ from tiny_tokenizers import LLAMA_SPECIALS, LLAMA_TEMPLATE, SlowTokenizer, byte_
 
 from minipic_backend import Message, PromptError, Span, Text
 from minipic_backend.json_messages import has_marks, read_messages
-from minipic_backend.tokenizer_digest import tokenizer_digest
+from minipic_backend.layout.tokenizer_digest import tokenizer_digest
 
 
 def user(*content: Any) -> list[dict[str, Any]]:

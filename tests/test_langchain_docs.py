@@ -11,7 +11,7 @@ import langchain_minipic.middleware
 import pytest
 from langchain_support import ANSWER, Retriever
 
-from minipic_backend import shared_engines
+from minipic_backend.engines import shared as shared_engines
 from minipic_backend.testing import FakeEngine
 
 ROOT = Path(__file__).parents[1]

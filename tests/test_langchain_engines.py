@@ -20,7 +20,7 @@ from minipic_backend import (
     MiniPICError,
     shared_engines,
 )
-from minipic_backend.shared_engines import EngineSpec
+from minipic_backend.engines.shared import EngineSpec
 from minipic_backend.testing import FakeEngine
 
 

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings, resolve_technique
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
-from minipic_backend.layout import LaidOutPrompt, Layout, canonical_document, explain_rows
-from minipic_backend.markers import choose_markers
-from minipic_backend.primer import AUTO_PRIMER
+from minipic_backend.layout.markers import choose_markers
+from minipic_backend.layout.primer import AUTO_PRIMER
+from minipic_backend.layout.prompt_layout import (
+    LaidOutPrompt,
+    Layout,
+    canonical_document,
+    explain_rows,
+)
 from minipic_backend.prompt import Message, Prompt, Span, Text
-from minipic_backend.segments import SegmentKind, parse_segments
+from minipic_backend.spans.segments import SegmentKind, parse_segments
 
 BLOCK_SIZE = 32
 PRIMED = resolve_technique("primed")

@@ -16,7 +16,7 @@ from llama_index.llms.minipic import MiniPIC, span_blocks
 from llama_index.llms.minipic._messages import to_prompt as from_llamaindex
 
 from minipic_backend.config import SpanConfig, resolve_technique
-from minipic_backend.layout import Layout
+from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.testing import FakeEngine
 
 TEXTS = [

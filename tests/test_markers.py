@@ -9,7 +9,7 @@ import pytest
 from tiny_tokenizers import LLAMA_SPECIALS, LLAMA_TEMPLATE, byte_level
 
 from minipic_backend.errors import ConfigurationError, MarkerError
-from minipic_backend.markers import Markers, choose_markers
+from minipic_backend.layout.markers import Markers, choose_markers
 
 
 def fake(*texts: str, template: Any = None, plain: tuple[str, ...] = (), **more: Any) -> Any:

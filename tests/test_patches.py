@@ -24,10 +24,10 @@ from segment_prompts import (
 from minipic_backend.attention.rows import split_runs
 from minipic_backend.config import SpanOptions
 from minipic_backend.errors import ConfigurationError, MalformedSpansError
-from minipic_backend.hashing import SpanHashChain
-from minipic_backend.patches import Patch
-from minipic_backend.segments import SegmentKind, parse_segments
-from minipic_backend.span_hashes import SpanHashes
+from minipic_backend.spans.hashing import SpanHashChain
+from minipic_backend.spans.patches import Patch
+from minipic_backend.spans.segments import SegmentKind, parse_segments
+from minipic_backend.spans.span_hashes import SpanHashes
 
 A, B = 10, 11
 SIZE = CONFIG.block_size

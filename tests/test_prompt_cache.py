@@ -8,8 +8,8 @@ import pytest
 
 from minipic_backend import MiniPICError, PromptError
 from minipic_backend.config import SpanConfig, SpanOptions, resolve_technique
-from minipic_backend.layout import Layout
-from minipic_backend.markers import choose_markers
+from minipic_backend.layout.markers import choose_markers
+from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.prompt import Prompt, Span, Text
 from minipic_backend.prompt_cache import (
     Module,

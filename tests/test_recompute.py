@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minipic_backend.recompute import asked_for_blocks, first_blocks
+from minipic_backend.layout.recompute import asked_for_blocks, first_blocks
 
 DOCUMENTS = [
     ["Arlen is a town.", "Its market is held on Mondays.", "A bridge crosses the Mose."],

@@ -36,8 +36,8 @@ from minipic_backend import (
     Text,
 )
 from minipic_backend.config import SpanOptions
+from minipic_backend.engines.shared import EngineSpec, create_engine
 from minipic_backend.remote.retries import Retries
-from minipic_backend.shared_engines import EngineSpec, create_engine
 
 PROMPT = Prompt.chat([Message("user", [Span("A document."), Span("Another."), Text("What?")])])
 URL = "http://server.test/v1"

@@ -9,7 +9,7 @@ from tiny_tokenizers import LLAMA_SPECIALS, LLAMA_TEMPLATE, byte_level
 
 from minipic_backend.config import SpanConfig, resolve_technique
 from minipic_backend.errors import PromptError
-from minipic_backend.layout import Layout
+from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.prompt import Message, Prompt, Span, Text
 
 PAPER = resolve_technique("block_attention")
@@ -182,7 +182,7 @@ def test_templates_that_will_not_do(template: str | None, message: str) -> None:
 def test_sentinels_avoid_the_text(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["QtakenQ", "QtakenQ", "QextraQ", "QtoolsQ", "QoptionsQ", "QfreeQ"])
     layout = layout_of(llama)
-    monkeypatch.setattr("minipic_backend.rendering._nonce", lambda: next(names))
+    monkeypatch.setattr("minipic_backend.layout.rendering._nonce", lambda: next(names))
     prompt = Prompt.chat(
         [Message("user", [Span("QtakenQ0Z"), Text("q")], {"x": {"y": ["QextraQ"]}})],
         tools=[{"QtoolsQ": 1}],

@@ -19,8 +19,8 @@ from segment_prompts import (
 
 from minipic_backend.config import SpanOptions
 from minipic_backend.errors import MalformedSpansError
-from minipic_backend.patches import Patch
-from minipic_backend.segments import SegmentKind, SegmentTable, parse_segments
+from minipic_backend.spans.patches import Patch
+from minipic_backend.spans.segments import SegmentKind, SegmentTable, parse_segments
 
 A, B = 10, 11
 PREFIX, SPAN, DEPENDENT = SegmentKind.PREFIX, SegmentKind.SPAN, SegmentKind.DEPENDENT

@@ -26,7 +26,7 @@ from minipic_backend import (
 )
 from minipic_backend.choices import LAYOUT_DEFAULTS
 from minipic_backend.config import CONFIG_KEY, SpanConfig
-from minipic_backend.markers import choose_markers
+from minipic_backend.layout.markers import choose_markers
 from minipic_backend.models import ensure_smollm2
 from minipic_backend.plugin.hasher import request_segments
 from minipic_backend.plugin.requests import check_request

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from minipic_backend.config import CONFIG_KEY
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.metrics import SpanCounts, SpanStatLogger, span_stat_logger
-from minipic_backend.span_figures import SpanFigures
+from minipic_backend.spans.figures import SpanFigures
 
 
 def value(name: str, **labels: str) -> float:

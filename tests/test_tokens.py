@@ -12,10 +12,10 @@ from tokenizers import AddedToken
 
 from minipic_backend.config import SpanConfig, resolve_technique
 from minipic_backend.errors import ConfigurationError, PromptError
-from minipic_backend.layout import Layout
-from minipic_backend.markers import choose_markers
+from minipic_backend.layout.markers import choose_markers
+from minipic_backend.layout.prompt_layout import Layout
+from minipic_backend.layout.tokens import TextEncoder
 from minipic_backend.prompt import Message, Prompt, Span, Text
-from minipic_backend.tokens import TextEncoder
 
 PRIMED = resolve_technique("primed")
 PAPER = resolve_technique("block_attention")

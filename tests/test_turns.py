@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from minipic_backend.turns import BUDGET_S, take_turn
+from minipic_backend.engines.turns import BUDGET_S, take_turn
 
 WORK_S = 0.002
 

@@ -25,9 +25,9 @@ from minipic_backend import (
     Prompt,
     WarmReport,
 )
-from minipic_backend.deadline import deadline
+from minipic_backend.engines.deadline import deadline
+from minipic_backend.engines.shared import EngineLease, EngineSpec
 from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison
-from minipic_backend.shared_engines import EngineLease, EngineSpec
 
 __all__ = ["EngineBacked"]
 

@@ -27,7 +27,7 @@ from langchain_minipic._tool_calling import ToolCalling
 from langchain_minipic._tools import tool_dicts
 from langchain_minipic.messages import to_prompt
 from minipic_backend import ConfigurationError, Prompt
-from minipic_backend.turns import take_turn
+from minipic_backend.engines.turns import take_turn
 
 __all__ = ["ChatMiniPIC"]
 

@@ -27,8 +27,8 @@ from langchain_minipic._results import llm_result, text_chunk
 from langchain_minipic._slots import Slots
 from langchain_minipic.messages import block_parts, has_spans, join_texts, marked_parts
 from minipic_backend import ConfigurationError, Prompt, Result, Text
+from minipic_backend.engines.turns import take_turn
 from minipic_backend.prompt import Part
-from minipic_backend.turns import take_turn
 
 __all__ = ["MiniPIC"]
 

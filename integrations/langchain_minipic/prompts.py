@@ -22,7 +22,7 @@ from pydantic import BaseModel, model_validator
 
 from langchain_minipic._keeping import DocumentOptions, KeepsDocuments
 from langchain_minipic.documents import DocumentLike, document_texts
-from minipic_backend.turns import take_turn
+from minipic_backend.engines.turns import take_turn
 
 __all__ = [
     "SpanAIMessagePromptTemplate",

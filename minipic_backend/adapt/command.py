@@ -166,8 +166,8 @@ def _examples(
     options: argparse.Namespace, settings: Any, passages: list[Passage], tokenizer: Any
 ) -> tuple[Iterator[Any], list[Any]]:
     from minipic_backend.adapt.examples import make_example
-    from minipic_backend.layout import Layout
-    from minipic_backend.markers import choose_markers
+    from minipic_backend.layout.markers import choose_markers
+    from minipic_backend.layout.prompt_layout import Layout
 
     markers = choose_markers(tokenizer)
     config = SpanConfig(markers.ssep, markers.pdep, markers.pad, options.block_size)

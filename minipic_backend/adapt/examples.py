@@ -14,8 +14,8 @@ from minipic_backend.adapt.tasks import Task
 from minipic_backend.attention.rows import split_runs
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
 from minipic_backend.errors import PromptError
-from minipic_backend.layout import Layout
-from minipic_backend.segments import SegmentKind, SegmentTable, parse_segments
+from minipic_backend.layout.prompt_layout import Layout
+from minipic_backend.spans.segments import SegmentKind, SegmentTable, parse_segments
 
 __all__ = ["Example", "make_example"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.config import KeyEncoding
-from minipic_backend.segments import Segment, SegmentKind, SegmentTable
+from minipic_backend.spans.segments import Segment, SegmentKind, SegmentTable
 
 __all__ = ["naive_rotate", "naive_span_attention", "naive_varlen_attention", "visibility"]
 

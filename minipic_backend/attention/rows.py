@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minipic_backend.segments import Segment, SegmentKind, SegmentTable
+from minipic_backend.spans.segments import Segment, SegmentKind, SegmentTable
 
 __all__ = [
     "OPEN_END",

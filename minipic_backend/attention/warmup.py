@@ -15,7 +15,7 @@ from minipic_backend.attention.geometry import AttentionShape, choose_geometry
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun, Run, SeenSegment
 from minipic_backend.attention.virtual import Attend, plan_virtual
-from minipic_backend.segments import SegmentKind
+from minipic_backend.spans.segments import SegmentKind
 
 __all__ = ["query_lengths", "warm_up"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from minipic_backend.bench.models import model_arguments
 from minipic_backend.config import CONFIG_KEY
-from minipic_backend.driver import EngineDriver
+from minipic_backend.engines.driver import EngineDriver
 from minipic_backend.errors import ConfigurationError
 
 __all__ = ["MARKERS", "VARIANTS", "Served", "Session", "open_session"]

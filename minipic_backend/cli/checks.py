@@ -141,8 +141,8 @@ def check_integrations() -> Iterator[Finding]:
 def check_model(name: str) -> Iterator[Finding]:
     """Tokenizer, chat template and markers of a model; its weights are not loaded."""
     from minipic_backend.cli.explain import load_tokenizer
-    from minipic_backend.markers import choose_markers
-    from minipic_backend.tokenizer import chat_templates
+    from minipic_backend.layout.markers import choose_markers
+    from minipic_backend.layout.tokenizer import chat_templates
 
     try:
         tokenizer = load_tokenizer(name)

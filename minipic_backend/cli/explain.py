@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
 
 def explain(options: argparse.Namespace) -> Explanation:
     """The layout of the prompt in `options.file`."""
-    from minipic_backend.layout import Layout, explain_rows
-    from minipic_backend.markers import choose_markers
+    from minipic_backend.layout.markers import choose_markers
+    from minipic_backend.layout.prompt_layout import Layout, explain_rows
 
     settings = resolve_technique(
         options.technique,

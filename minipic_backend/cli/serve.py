@@ -126,7 +126,7 @@ def _complete(
     args: Any, ours: argparse.Namespace, layout: dict[str, Any], *, no_eager: bool
 ) -> None:
     """vLLM's parsed arguments, as the embedded engine has them where they say nothing."""
-    from minipic_backend.launch import engine_arguments
+    from minipic_backend.engines.launch import engine_arguments
     from minipic_backend.server.plugin import LAYOUT_ARGUMENT
 
     name = args.model_tag or args.model

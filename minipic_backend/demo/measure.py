@@ -18,7 +18,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from langchain_minipic import ChatMiniPIC, SpanPromptTemplate
 
-from minipic_backend.engine import Engine
+from minipic_backend.engines.embedded import Engine
 
 __all__ = ["Answer", "Measurement", "Session"]
 

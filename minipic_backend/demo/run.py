@@ -18,7 +18,7 @@ from minipic_backend.errors import ConfigurationError
 from minipic_backend.models import HUB_NAME, resolve_model
 
 if TYPE_CHECKING:
-    from minipic_backend.engine import Engine
+    from minipic_backend.engines.embedded import Engine
 
 __all__ = ["add_arguments", "run"]
 
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         flush=True,
     )
     started = time.perf_counter()
-    from minipic_backend.engine import Engine
+    from minipic_backend.engines.embedded import Engine
 
     with Engine(model, use_tqdm_on_load=False) as engine:
         print(f"Ready after {time.perf_counter() - started:.0f} s.\n", flush=True)

@@ -27,7 +27,7 @@ from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun, split_runs
 from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.plugin.enable import span_config
-from minipic_backend.segments import SegmentKind, SegmentTable
+from minipic_backend.spans.segments import SegmentKind, SegmentTable
 
 __all__ = ["BatchSegments", "SpanCPUBackend", "SpanCPUImpl", "SpanCPUMetadataBuilder"]
 

@@ -19,7 +19,7 @@ from minipic_backend.plugin.cpu_attention import (
 from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.hasher import worker_segments
 from minipic_backend.plugin.rotary import find_rotary, skip_rotation
-from minipic_backend.segments import SegmentTable
+from minipic_backend.spans.segments import SegmentTable
 
 __all__ = ["SpanCPUModelRunner", "SpanCPUWorker"]
 

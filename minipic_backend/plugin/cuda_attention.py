@@ -36,7 +36,7 @@ from minipic_backend.attention.warmup import warm_up
 from minipic_backend.plugin.cuda_graphs import GraphRows
 from minipic_backend.plugin.cuda_state import SpanBatch
 from minipic_backend.plugin.enable import span_config
-from minipic_backend.segments import SegmentKind
+from minipic_backend.spans.segments import SegmentKind
 
 _NO_QUERIES = np.empty(0, dtype=np.int64)
 

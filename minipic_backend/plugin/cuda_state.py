@@ -16,7 +16,7 @@ from minipic_backend.attention.rows import Run, split_runs
 from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.plugin.hasher import worker_segments
-from minipic_backend.segments import SegmentTable
+from minipic_backend.spans.segments import SegmentTable
 
 __all__ = ["SpanBatch", "SpanModelState"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.errors import ConfigurationError, UnsupportedModelError
-from minipic_backend.markers import choose_markers
+from minipic_backend.layout.markers import choose_markers
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.metrics import span_stat_logger
 

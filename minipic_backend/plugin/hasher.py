@@ -12,10 +12,10 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
 from minipic_backend.errors import ConfigurationError, PromptError
-from minipic_backend.hashing import SpanHashChain
 from minipic_backend.plugin import seams
-from minipic_backend.segments import SegmentTable, is_framed_span, parse_segments
-from minipic_backend.span_hashes import SpanHashes
+from minipic_backend.spans.hashing import SpanHashChain
+from minipic_backend.spans.segments import SegmentTable, is_framed_span, parse_segments
+from minipic_backend.spans.span_hashes import SpanHashes
 
 __all__ = ["SpanBlockHasher", "prompt_segments", "request_segments", "worker_segments"]
 

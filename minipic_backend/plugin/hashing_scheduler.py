@@ -12,7 +12,7 @@ from minipic_backend.errors import ConfigurationError
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.hasher import SpanBlockHasher
-from minipic_backend.segments import SegmentTable
+from minipic_backend.spans.segments import SegmentTable
 
 __all__ = ["SpanHashing"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from minipic_backend.config import SpanConfig
-from minipic_backend.segments import SegmentKind, SegmentTable
+from minipic_backend.spans.segments import SegmentKind, SegmentTable
 
 __all__ = ["Run", "event_runs", "stored_events"]
 

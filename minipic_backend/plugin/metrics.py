@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from minipic_backend.config import CONFIG_KEY
-from minipic_backend.span_figures import SpanFigures
+from minipic_backend.spans.figures import SpanFigures
 
 __all__ = ["SpanCounts", "SpanStatLogger", "span_stat_logger"]
 

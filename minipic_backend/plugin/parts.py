@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minipic_backend.segments import SegmentKind, SegmentTable
+from minipic_backend.spans.segments import SegmentKind, SegmentTable
 
 __all__ = ["Part", "prompt_parts"]
 

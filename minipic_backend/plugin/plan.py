@@ -8,8 +8,8 @@ from typing import Any
 
 from minipic_backend.plugin.parts import Part
 from minipic_backend.plugin.span_jobs import Promise, SpanJob
-from minipic_backend.segments import SegmentTable
-from minipic_backend.span_figures import SpanFigures
+from minipic_backend.spans.figures import SpanFigures
+from minipic_backend.spans.segments import SegmentTable
 
 __all__ = ["Plan"]
 

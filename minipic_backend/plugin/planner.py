@@ -20,8 +20,8 @@ from minipic_backend.plugin.parts import Part, prompt_parts
 from minipic_backend.plugin.plan import Plan
 from minipic_backend.plugin.seams import BlockCache
 from minipic_backend.plugin.span_jobs import JobMaker, Promise, SpanJob
-from minipic_backend.segments import SegmentKind, SegmentTable
-from minipic_backend.span_figures import SpanFigures
+from minipic_backend.spans.figures import SpanFigures
+from minipic_backend.spans.segments import SegmentKind, SegmentTable
 
 __all__ = ["SpanPlanner"]
 

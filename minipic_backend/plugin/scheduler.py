@@ -16,7 +16,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request, RequestStatus
 
 from minipic_backend.config import CONFIG_KEY
-from minipic_backend.hashing import SpanHashChain
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.hashing_scheduler import SpanHashing
 from minipic_backend.plugin.holds import Holds
@@ -26,8 +25,9 @@ from minipic_backend.plugin.plan import Plan
 from minipic_backend.plugin.planner import SpanPlanner
 from minipic_backend.plugin.queues import SpanPriorityQueue, span_queue
 from minipic_backend.plugin.span_jobs import JOB_PREFIX, SpanJob
-from minipic_backend.segments import SegmentTable
-from minipic_backend.span_figures import SpanFigures
+from minipic_backend.spans.figures import SpanFigures
+from minipic_backend.spans.hashing import SpanHashChain
+from minipic_backend.spans.segments import SegmentTable
 
 __all__ = ["AsyncSpanScheduler", "SpanScheduler"]
 

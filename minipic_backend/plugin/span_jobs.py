@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from minipic_backend.config import CONFIG_KEY, Frame
 from minipic_backend.plugin.parts import Part
-from minipic_backend.segments import SegmentTable
+from minipic_backend.spans.segments import SegmentTable
 
 __all__ = ["JOB_PREFIX", "JobMaker", "Promise", "SpanJob"]
 

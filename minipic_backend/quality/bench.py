@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from minipic_backend.engines.teacher import TokenLogprobs
+from minipic_backend.layout.ranking import BM25
 from minipic_backend.prompt import Prompt
 from minipic_backend.quality.divergence import agrees, divergence
 from minipic_backend.quality.outcomes import Cost, Outcome
@@ -14,9 +16,7 @@ from minipic_backend.quality.prompts import PromptForm
 from minipic_backend.quality.questions import Question
 from minipic_backend.quality.scoring import contains, exact_match, f1
 from minipic_backend.quality.techniques import TechniqueSpec, parse_technique
-from minipic_backend.ranking import BM25
 from minipic_backend.results import Result
-from minipic_backend.teacher import TokenLogprobs
 
 __all__ = ["QualityBench"]
 

@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         MiniPICError: what keeps the engine from starting or answering.
     """
     from minipic_backend.bench.report import environment
-    from minipic_backend.engine import Engine
+    from minipic_backend.engines.embedded import Engine
 
     started = time.perf_counter()
     passages = load_passages(options.passages) if options.passages else invented_passages()

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from minipic_backend.engines.teacher import TokenLogprobs
 from minipic_backend.prompt import Prompt
 from minipic_backend.quality.divergence import agrees, divergence
 from minipic_backend.quality.techniques import TechniqueSpec, parse_technique
 from minipic_backend.results import Explanation, Result
 from minipic_backend.table import format_rows
-from minipic_backend.teacher import TokenLogprobs
 
 __all__ = ["DEFAULT_TECHNIQUES", "Comparison", "ScoringEngine", "TechniqueAnswer", "compare"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from minipic_backend.primer import own_primer
+from minipic_backend.layout.primer import own_primer
 from minipic_backend.quality.invented import invented_passages
 from minipic_backend.quality.passages import Passage
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from minipic_backend.layout.ranking import BM25
 from minipic_backend.prompt import Message, Part, Prompt, Span, Text
 from minipic_backend.quality.passages import Passage
 from minipic_backend.quality.questions import Question
 from minipic_backend.quality.techniques import TechniqueSpec
-from minipic_backend.ranking import BM25
 
 __all__ = ["PromptForm"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from minipic_backend.errors import ConfigurationError
+from minipic_backend.layout.ranking import BM25
 from minipic_backend.quality.facts import find_facts
 from minipic_backend.quality.kinds import KINDS, Asked
 from minipic_backend.quality.passages import Passage, read_jsonl
-from minipic_backend.ranking import BM25
 
 __all__ = ["Question", "make_questions", "read_questions"]
 

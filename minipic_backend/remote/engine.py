@@ -12,8 +12,6 @@ from typing import Any, Literal, get_args
 
 import httpx
 
-from minipic_backend.assembly import Assembly
-from minipic_backend.base_engine import BaseEngine, Job
 from minipic_backend.capability import Capability
 from minipic_backend.config import (
     CONFIG_KEY,
@@ -23,9 +21,11 @@ from minipic_backend.config import (
     Technique,
     TechniqueSettings,
 )
-from minipic_backend.driver import Delta, Handle
+from minipic_backend.engines.assembly import Assembly
+from minipic_backend.engines.base import BaseEngine, Job
+from minipic_backend.engines.driver import Delta, Handle
 from minipic_backend.errors import ConfigurationError
-from minipic_backend.layout import Layout
+from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.remote.retries import Retries
 from minipic_backend.remote.server import OnMissingPlugin, Server
 from minipic_backend.remote.transport import Transport

@@ -15,7 +15,7 @@ from minipic_backend.errors import (
     ModelNotFoundError,
     PluginMissingError,
 )
-from minipic_backend.layout import Layout
+from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.remote.failures import as_ours
 from minipic_backend.remote.tokenizers import (
     check_tokenizer,

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from minipic_backend.driver import Delta
+from minipic_backend.engines.driver import Delta
 from minipic_backend.remote.failures import refusal
 
 __all__ = ["Output", "deltas"]

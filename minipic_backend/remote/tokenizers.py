@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from minipic_backend.errors import ConfigurationError, ModelNotFoundError
+from minipic_backend.layout.tokenizer_digest import tokenizer_digest
 from minipic_backend.models.cache import build_once, cache_dir
-from minipic_backend.tokenizer_digest import tokenizer_digest
 
 __all__ = ["check_tokenizer", "load_tokenizer", "local_model", "tokenizer_from_files"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from minipic_backend.driver import Delta, Handle
+from minipic_backend.engines.driver import Delta, Handle
 from minipic_backend.errors import (
     ConfigurationError,
     EngineClosedError,

@@ -23,7 +23,7 @@ from minipic_backend.errors import (
     PromptError,
 )
 from minipic_backend.json_messages import MARK, has_marks, read_messages
-from minipic_backend.layout import LaidOutPrompt, Layout
+from minipic_backend.layout.prompt_layout import LaidOutPrompt, Layout
 from minipic_backend.plugin.hasher import prompt_segments
 from minipic_backend.prompt import Prompt
 from minipic_backend.server.routes import Facts

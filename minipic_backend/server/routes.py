@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from minipic_backend import __version__
 from minipic_backend.capability import ROUTE, TOKENIZER_ROUTE, Capability
 from minipic_backend.config import SpanConfig
-from minipic_backend.tokenizer_digest import tokenizer_digest
+from minipic_backend.layout.tokenizer_digest import tokenizer_digest
 
 __all__ = ["Facts", "router"]
 

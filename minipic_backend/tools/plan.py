@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minipic_backend.tokenizer import Tokenizer
+from minipic_backend.layout.tokenizer import Tokenizer
 from minipic_backend.tools.choice import (
     ToolChoice,
     calls_schema,

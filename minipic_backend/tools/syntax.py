@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minipic_backend.errors import ConfigurationError
-from minipic_backend.tokenizer import Tokenizer, chat_templates
+from minipic_backend.layout.tokenizer import Tokenizer, chat_templates
 
 __all__ = [
     "HERMES",

@@ -18,12 +18,12 @@ from minipic_backend.adapt.tasks import Task, TaskMaker, split_documents
 from minipic_backend.adapt.training import divergence
 from minipic_backend.cli import main
 from minipic_backend.config import SpanConfig, SpanOptions, resolve_technique
-from minipic_backend.layout import Layout
-from minipic_backend.markers import choose_markers
+from minipic_backend.layout.markers import choose_markers
+from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.models import ensure_smollm2
 from minipic_backend.prompt import Prompt, Span, Text
 from minipic_backend.quality.invented import invented_passages
-from minipic_backend.segments import parse_segments
+from minipic_backend.spans.segments import parse_segments
 
 SHAPE = {
     "hidden_size": 64,

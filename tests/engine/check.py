@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from minipic_backend.config import SpanOptions
-from minipic_backend.segments import parse_segments
+from minipic_backend.spans.segments import parse_segments
 
 __all__ = ["DECODE", "PREFILL", "TO_TRUTH", "assert_same", "assert_true", "distance"]
 

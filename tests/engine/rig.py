@@ -15,7 +15,7 @@ import torch
 
 from minipic_backend import Engine
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
-from minipic_backend.driver import EngineDriver, Handle
+from minipic_backend.engines.driver import EngineDriver, Handle
 
 __all__ = ["Answer", "Rig", "Steps"]
 

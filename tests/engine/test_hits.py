@@ -10,7 +10,7 @@ from check import assert_same, assert_true
 from prompts import PromptMaker, join
 
 from minipic_backend.config import SpanOptions
-from minipic_backend.driver import EngineDriver
+from minipic_backend.engines.driver import EngineDriver
 
 
 def test_permuted_documents_are_all_hit(float32_rig: Any, truth: Any, options: SpanOptions) -> None:

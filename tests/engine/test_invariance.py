@@ -14,7 +14,7 @@ from conftest import OPTIONS
 from prompts import PromptMaker
 
 from minipic_backend.config import SpanOptions
-from minipic_backend.segments import parse_segments
+from minipic_backend.spans.segments import parse_segments
 
 NUM_TOKENS = 4  # one from prefill, three from decoding
 _cold: dict[Any, Any] = {}

@@ -10,9 +10,9 @@ import pytest
 from step_rig import BLOCK_SIZE, StepRig, prompt
 
 from minipic_backend.config import SpanOptions
-from minipic_backend.patches import Patch, Place
 from minipic_backend.plugin.span_jobs import JOB_PREFIX
-from minipic_backend.segments import SegmentKind, parse_segments
+from minipic_backend.spans.patches import Patch, Place
+from minipic_backend.spans.segments import SegmentKind, parse_segments
 
 
 @pytest.fixture(scope="module")

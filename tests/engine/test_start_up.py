@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minipic_backend import ConfigurationError, Engine
-from minipic_backend.driver import EngineDriver
+from minipic_backend.engines.driver import EngineDriver
 from minipic_backend.plugin import register
 
 SCHEDULER = "minipic_backend.plugin.scheduler.SpanScheduler"

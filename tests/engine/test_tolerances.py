@@ -11,7 +11,7 @@ from check import DECODE, PREFILL, TO_TRUTH, distance
 from prompts import PromptMaker
 
 from minipic_backend.config import SpanOptions
-from minipic_backend.segments import SegmentKind, SegmentTable, parse_segments
+from minipic_backend.spans.segments import SegmentKind, SegmentTable, parse_segments
 
 MISTAKES = {
     "every token sees everything": lambda table: None,

@@ -9,7 +9,7 @@ from hashlib import sha256
 import torch
 from reference import KV, Reference
 
-from minipic_backend.segments import Segment, SegmentKind, SegmentTable
+from minipic_backend.spans.segments import Segment, SegmentKind, SegmentTable
 
 __all__ = ["Truth"]
 

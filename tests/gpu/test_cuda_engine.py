@@ -17,11 +17,11 @@ import torch
 from reference import Reference
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
-from minipic_backend.driver import EngineDriver
+from minipic_backend.engines.driver import EngineDriver
 from minipic_backend.models import ensure_smollm2
-from minipic_backend.patches import Patch
 from minipic_backend.plugin import register
-from minipic_backend.segments import SegmentKind, parse_segments
+from minipic_backend.spans.patches import Patch
+from minipic_backend.spans.segments import SegmentKind, parse_segments
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,7 +18,7 @@ from test_cuda_engine import MARKERS, RUNS_KL, SIZE, Rig, kl, prompt
 from minipic_backend.bench.models import model_arguments
 from minipic_backend.bench.prompts import RandomPrompts
 from minipic_backend.config import CONFIG_KEY, SpanOptions
-from minipic_backend.driver import EngineDriver
+from minipic_backend.engines.driver import EngineDriver
 from minipic_backend.models import ensure_smollm2
 from minipic_backend.plugin import register
 

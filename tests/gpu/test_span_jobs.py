@@ -14,11 +14,11 @@ import torch
 from test_cuda_engine import MARKERS, OPTIONS, REFERENCE_KL, RUNS_KL, Reference, Rig, kl, prompt
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig
-from minipic_backend.driver import EngineDriver
+from minipic_backend.engines.driver import EngineDriver
 from minipic_backend.models import ensure_smollm2
 from minipic_backend.plugin import register
 from minipic_backend.plugin.span_jobs import JOB_PREFIX
-from minipic_backend.segments import parse_segments
+from minipic_backend.spans.segments import parse_segments
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,8 @@ from minipic_backend.attention.naive import naive_rotate, naive_span_attention
 from minipic_backend.attention.rotary import Rotary, cos_sin_table
 from minipic_backend.attention.rows import QueryRows, RowSegments, Run, split_runs
 from minipic_backend.config import KeyEncoding, SpanConfig, SpanOptions
-from minipic_backend.patches import Patch
-from minipic_backend.segments import SegmentKind, SegmentTable, parse_segments
+from minipic_backend.spans.patches import Patch
+from minipic_backend.spans.segments import SegmentKind, SegmentTable, parse_segments
 
 SSEP, PDEP, PAD = 1, 2, 3
 

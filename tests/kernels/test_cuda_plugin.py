@@ -18,7 +18,7 @@ from minipic_backend.attention.geometry import AttentionShape
 from minipic_backend.attention.rows import OPEN_END
 from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.plugin import cuda_attention, cuda_graphs, cuda_state
-from minipic_backend.segments import SegmentTable, parse_segments
+from minipic_backend.spans.segments import SegmentTable, parse_segments
 
 SIZE = 16
 CONFIG = SpanConfig(ssep=3, pdep=4, pad=5, block_size=SIZE)

@@ -22,7 +22,7 @@ from minipic_backend.attention.geometry import (
 )
 from minipic_backend.attention.naive import naive_varlen_attention
 from minipic_backend.attention.rows import PlacedRun, split_runs
-from minipic_backend.segments import SegmentKind
+from minipic_backend.spans.segments import SegmentKind
 
 LLAMA_8B = AttentionShape(num_heads=32, num_kv_heads=8, head_size=128, block_size=16)
 

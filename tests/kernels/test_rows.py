@@ -8,7 +8,7 @@ from cases import make_table
 
 from minipic_backend.attention.naive import visibility
 from minipic_backend.attention.rows import RowSegments, split_runs
-from minipic_backend.segments import SegmentKind
+from minipic_backend.spans.segments import SegmentKind
 
 
 @pytest.mark.parametrize("frame", ["none", "prefix"])

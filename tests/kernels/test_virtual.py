@@ -11,7 +11,7 @@ from minipic_backend.attention.naive import naive_varlen_attention
 from minipic_backend.attention.rows import PlacedRun, SeenSegment
 from minipic_backend.attention.sequences import context_sequences, joined
 from minipic_backend.attention.virtual import plan_virtual, virtual_attention
-from minipic_backend.segments import SegmentKind
+from minipic_backend.spans.segments import SegmentKind
 
 
 def placed_runs(batch, *kinds):

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from minipic_backend.layout.ranking import BM25, rank_spans
 from minipic_backend.prompt import Span
 from minipic_backend.quality.divergence import agrees, divergence
 from minipic_backend.quality.intervals import bootstrap, paired_ratio, wilson
 from minipic_backend.quality.outcomes import Outcome, summarize
 from minipic_backend.quality.scoring import contains, exact_match, f1, normalize
-from minipic_backend.ranking import BM25, rank_spans
 
 
 def test_normalization_is_squads() -> None:

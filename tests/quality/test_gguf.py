@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minipic_backend.errors import ConfigurationError, ModelNotFoundError
-from minipic_backend.markers import choose_markers
+from minipic_backend.layout.markers import choose_markers
 from minipic_backend.models import ensure_gguf, ensure_smollm2, resolve_model
 from minipic_backend.models.gguf import declare_special_tokens
 from minipic_backend.models.smollm2 import find_gguf

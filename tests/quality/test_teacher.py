@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from minipic_backend.engines.teacher import follow
 from minipic_backend.errors import EngineError
 from minipic_backend.results import Completion, Result, Timing, Usage
-from minipic_backend.teacher import follow
 
 VOCABULARY = 4
 

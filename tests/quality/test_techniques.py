@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minipic_backend.errors import ConfigurationError
-from minipic_backend.primer import AUTO_PRIMER, own_primer
+from minipic_backend.layout.primer import AUTO_PRIMER, own_primer
 from minipic_backend.prompt import Span, Text
 from minipic_backend.quality.invented import invented_passages
 from minipic_backend.quality.primers import primer_choices

@@ -11,7 +11,7 @@ from llama_index.llms.minipic._options import ModelOptions
 from pydantic import PrivateAttr
 
 from minipic_backend import EngineClosedError, EngineProtocol
-from minipic_backend.shared_engines import EngineLease, EngineSpec
+from minipic_backend.engines.shared import EngineLease, EngineSpec
 
 __all__ = ["EngineBacked"]
 

@@ -18,7 +18,7 @@ from llama_index.llms.minipic._spans import SpanMethods
 from pydantic import PrivateAttr
 
 from minipic_backend import ConfigurationError, EngineProtocol, Prompt
-from minipic_backend.deadline import deadline
+from minipic_backend.engines.deadline import deadline
 from minipic_backend.tools import plan_answer
 
 __all__ = ["Generating", "Planner"]

@@ -21,7 +21,7 @@ from llama_index.llms.minipic._nodes import NodeText
 from llama_index.llms.minipic._spans import SpanMethods
 
 from minipic_backend import PromptError
-from minipic_backend.primer import AUTO_PRIMER
+from minipic_backend.layout.primer import AUTO_PRIMER
 
 __all__ = ["Room"]
 

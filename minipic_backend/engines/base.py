@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, ClassVar, Self, overload
 
-from minipic_backend.assembly import Assembly
 from minipic_backend.choices import check_warmable, choose_layout
 from minipic_backend.config import SpanOptions, TechniqueSettings
-from minipic_backend.driver import Handle
+from minipic_backend.engines.assembly import Assembly
+from minipic_backend.engines.driver import Handle
+from minipic_backend.engines.prefixes import RecentPrefixes
+from minipic_backend.engines.teacher import TokenLogprobs, follow
+from minipic_backend.engines.turns import take_turn
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
-from minipic_backend.layout import LaidOutPrompt, Layout, explain_rows
-from minipic_backend.prefixes import RecentPrefixes
+from minipic_backend.layout.prompt_layout import LaidOutPrompt, Layout, explain_rows
 from minipic_backend.prompt import Prompt
 from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison, compare
 from minipic_backend.results import Chunk, Explanation, Result, WarmReport
 from minipic_backend.sampling import split_options
-from minipic_backend.teacher import TokenLogprobs, follow
-from minipic_backend.turns import take_turn
 
 __all__ = ["BaseEngine", "Job"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minipic_backend import PromptError, Text
-from minipic_backend.layouts import (
+from minipic_backend.patterns import (
     few_shot,
     old_turns,
     repository,

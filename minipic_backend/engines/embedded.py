@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from minipic_backend.adapter import adapter_arguments, adapter_request
-from minipic_backend.base_engine import BaseEngine, Job
 from minipic_backend.config import (
     CONFIG_KEY,
     KeyEncoding,
@@ -17,10 +15,12 @@ from minipic_backend.config import (
     SpanOptions,
     Technique,
 )
-from minipic_backend.driver import EngineDriver, Handle
+from minipic_backend.engines.adapter import adapter_arguments, adapter_request
+from minipic_backend.engines.base import BaseEngine, Job
+from minipic_backend.engines.driver import EngineDriver, Handle
+from minipic_backend.engines.launch import engine_arguments, start_driver
 from minipic_backend.errors import ConfigurationError, EngineError
-from minipic_backend.launch import engine_arguments, start_driver
-from minipic_backend.layout import Layout
+from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.plugin import seams
 
 __all__ = ["Engine"]

@@ -29,7 +29,7 @@ from minipic_backend.errors import (
     RequestAbortedError,
 )
 from minipic_backend.plugin import seams
-from minipic_backend.span_figures import SpanFigures
+from minipic_backend.spans.figures import SpanFigures
 
 __all__ = ["Aborts", "Delta", "EngineDriver", "Handle"]
 

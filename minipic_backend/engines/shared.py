@@ -55,7 +55,7 @@ def create_engine(spec: EngineSpec) -> EngineProtocol:
                 "for its server, `minipic serve MODEL --help=all`"
             )
         return RemoteEngine(spec.base_url, model=spec.model or None, **options)
-    from minipic_backend.engine import Engine  # late: it pulls in vLLM
+    from minipic_backend.engines.embedded import Engine  # late: it pulls in vLLM
 
     return Engine(model=spec.model, **spec.options)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from minipic_backend.errors import PromptError
+from minipic_backend.layout.rendering import Piece
+from minipic_backend.layout.tokens import TextEncoder
 from minipic_backend.prompt import Span
-from minipic_backend.rendering import Piece
-from minipic_backend.tokens import TextEncoder
 
 __all__ = ["Document", "Section", "canonical_document", "late_documents", "read_sections"]
 

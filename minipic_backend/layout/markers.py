@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from minipic_backend.errors import MarkerError
-from minipic_backend.tokenizer import AddedToken, Tokenizer, chat_templates, tokenizer_name
+from minipic_backend.layout.tokenizer import AddedToken, Tokenizer, chat_templates, tokenizer_name
 
 __all__ = ["Markers", "choose_markers"]
 

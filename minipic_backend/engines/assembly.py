@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from minipic_backend.driver import Delta
+from minipic_backend.engines.driver import Delta
 from minipic_backend.results import Chunk, Completion, Result, Timing, Usage
 
 __all__ = ["Assembly"]

@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import Any
 
 from minipic_backend.errors import PromptError
+from minipic_backend.layout.tokenizer import Tokenizer, tokenizer_name
+from minipic_backend.layout.tokens import TextEncoder, any_of
 from minipic_backend.prompt import Message, Part, Prompt, Span, Text
-from minipic_backend.tokenizer import Tokenizer, tokenizer_name
-from minipic_backend.tokens import TextEncoder, any_of
 from minipic_backend.tools.rendering import spell_out_tools
 from minipic_backend.tools.syntax import template_text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minipic_backend.results import Explanation, SegmentRow
-from minipic_backend.segments import SegmentKind, SegmentTable
+from minipic_backend.spans.segments import SegmentKind, SegmentTable
 
 __all__ = ["LaidOutPrompt", "LaidOutSegment", "explain_rows", "preview"]
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minipic_backend.config import SpanConfig
-from minipic_backend.segments import Segment, SegmentKind, SegmentTable
-from minipic_backend.span_hashes import SpanHashes
+from minipic_backend.spans.segments import Segment, SegmentKind, SegmentTable
+from minipic_backend.spans.span_hashes import SpanHashes
 
 __all__ = ["HASH_VERSION", "SpanHashChain"]
 

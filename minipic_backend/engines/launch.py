@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minipic_backend.config import CONFIG_KEY
-from minipic_backend.driver import EngineDriver
+from minipic_backend.engines.driver import EngineDriver
 from minipic_backend.errors import ConfigurationError, EngineStartError, ModelNotFoundError
 from minipic_backend.models import resolve_model
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Any
 
-from minipic_backend.tokenizer import Tokenizer, chat_templates
+from minipic_backend.layout.tokenizer import Tokenizer, chat_templates
 
 __all__ = ["tokenizer_digest"]
 

@@ -1,12 +1,12 @@
 """Spans beyond retrieval: examples, tools, files, sections, old turns, and a schema's modules.
 
-make setup && .venv/bin/python examples/layouts.py
+make setup && .venv/bin/python examples/patterns.py
 """
 
 from __future__ import annotations
 
 from minipic_backend import Engine, Prompt
-from minipic_backend.layouts import few_shot, old_turns, repository, sections, tool_schemas
+from minipic_backend.patterns import few_shot, old_turns, repository, sections, tool_schemas
 from minipic_backend.prompt_cache import Module, Parameter, Schema, Union
 
 EXAMPLES = [

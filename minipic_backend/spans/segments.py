@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.errors import MalformedSpansError
-from minipic_backend.patches import Patch
+from minipic_backend.spans.patches import Patch
 
 __all__ = ["Segment", "SegmentKind", "SegmentTable", "is_framed_span", "parse_segments"]
 

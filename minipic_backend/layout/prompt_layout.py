@@ -28,24 +28,24 @@ from itertools import pairwise
 
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
-from minipic_backend.laid_out import LaidOutPrompt, LaidOutSegment, explain_rows, preview
-from minipic_backend.patches import Patch, Place
-from minipic_backend.primer import primer_passages
-from minipic_backend.prompt import Prompt
-from minipic_backend.prompt_cache.chunks import Slot, schema_chunks, with_scaffolds
-from minipic_backend.prompt_cache.schema import SchemaPrompt
-from minipic_backend.recompute import asked_for_blocks, first_blocks
-from minipic_backend.rendering import Renderer
-from minipic_backend.sections import (
+from minipic_backend.layout.laid_out import LaidOutPrompt, LaidOutSegment, explain_rows, preview
+from minipic_backend.layout.primer import primer_passages
+from minipic_backend.layout.recompute import asked_for_blocks, first_blocks
+from minipic_backend.layout.rendering import Renderer
+from minipic_backend.layout.sections import (
     Document,
     Section,
     canonical_document,
     late_documents,
     read_sections,
 )
-from minipic_backend.segments import parse_segments
-from minipic_backend.tokenizer import Tokenizer
-from minipic_backend.tokens import TextEncoder
+from minipic_backend.layout.tokenizer import Tokenizer
+from minipic_backend.layout.tokens import TextEncoder
+from minipic_backend.prompt import Prompt
+from minipic_backend.prompt_cache.chunks import Slot, schema_chunks, with_scaffolds
+from minipic_backend.prompt_cache.schema import SchemaPrompt
+from minipic_backend.spans.patches import Patch, Place
+from minipic_backend.spans.segments import parse_segments
 
 __all__ = ["LaidOutPrompt", "LaidOutSegment", "Layout", "canonical_document", "explain_rows"]
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from minipic_backend.errors import ConfigurationError, PromptError
-from minipic_backend.tokenizer import AddedToken, Tokenizer, chat_templates, tokenizer_name
+from minipic_backend.layout.tokenizer import AddedToken, Tokenizer, chat_templates, tokenizer_name
 
 __all__ = ["TextEncoder", "any_of"]
 

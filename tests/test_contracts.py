@@ -442,7 +442,8 @@ def test_kernels_are_looked_for_beside_objects_that_answer_to_anything(
 
 
 IMPORT_INTERNALS = {
-    "plugin", "server", "driver.py", "cli/serve.py", "tools/vllm_parser.py", "bench/engines.py",
+    "plugin", "server", "engines/driver.py", "cli/serve.py", "tools/vllm_parser.py",
+    "bench/engines.py",
 }  # fmt: skip
 FOR_USERS = {
     "vllm", "vllm.engine.arg_utils", "vllm.exceptions", "vllm.lora.request", "vllm.platforms",

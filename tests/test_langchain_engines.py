@@ -18,8 +18,8 @@ from minipic_backend import (
     EngineClosedError,
     EngineStartError,
     MiniPICError,
-    shared_engines,
 )
+from minipic_backend.engines import shared as shared_engines
 from minipic_backend.engines.shared import EngineSpec
 from minipic_backend.testing import FakeEngine
 

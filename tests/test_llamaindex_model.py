@@ -23,8 +23,8 @@ from minipic_backend import (
     EngineClosedError,
     Prompt,
     PromptError,
-    shared_engines,
 )
+from minipic_backend.engines import shared as shared_engines
 from minipic_backend.testing import FakeEngine
 
 MESSAGES = [ChatMessage(content="Count to four.")]

@@ -14,7 +14,8 @@ from llama_index.core.llms import LLM
 from llama_index.llms.minipic import MiniPIC, span_blocks
 from llama_index.llms.minipic.testing import ChatEngineTests, LLMTests, ResponseModeTests
 
-from minipic_backend import ConfigurationError, RemoteEngine, shared_engines
+from minipic_backend import ConfigurationError, RemoteEngine
+from minipic_backend.engines import shared as shared_engines
 
 URL = "http://server.test/v1"
 MESSAGES = [

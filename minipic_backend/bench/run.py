@@ -160,6 +160,9 @@ def _engine_args(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]
     if options.trace:
         given["distributed_executor_backend"] = "uni"  # scheduler and worker in one process
         given["max_num_seqs"] = max(_max_num_seqs(options))
+    if options.graph_sizes:
+        sizes = [int(size) for size in options.graph_sizes.split(",")]
+        given["compilation_config"] = {"cudagraph_capture_sizes": sizes}
     if not on_gpu:
         # A stock engine takes blocks of 128 tokens on a CPU: the same size for both.
         given = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 2**30, **given}

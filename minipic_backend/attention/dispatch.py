@@ -3,7 +3,9 @@
     queries of a row x heads of a group
         <= 16   paged kernel, tiles of 16 rows: decode, limited by memory
         more    paged kernel, tiles of 32, 64 or 128 rows; or copies of the queries through a stock
-                varlen attention (`virtual`), if it may be used and the estimate below favours it
+                varlen attention (`virtual`), if it may be used and the estimate below favours it;
+                an fp8 cache stays with the paged kernel: turned queries would be rounded to fp8
+                a second time
 
     paged    max(flops / PAGED_FLOPS, reading) + PAGED_SECONDS
     virtual  max(flops / STOCK_FLOPS, reading) + copies / BYTES_PER_SECOND + VIRTUAL_SECONDS
@@ -148,6 +150,7 @@ def run_dependent(
     *,
     scale: float,
     soft_cap: float = 0.0,
+    q_scale: float = 1.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     attend: Attend | None = None,
@@ -157,8 +160,8 @@ def run_dependent(
     for part in work.paged:
         kernel(
             query, key_cache, value_cache, part.rows, part.segments, part.plan, rotary, out,
-            scale=scale, soft_cap=soft_cap, k_scale=k_scale, v_scale=v_scale,
-            geometry=part.geometry,
+            scale=scale, soft_cap=soft_cap, q_scale=q_scale, k_scale=k_scale,
+            v_scale=v_scale, geometry=part.geometry,
         )  # fmt: skip
     if work.virtual is not None:
         if attend is None:

@@ -13,6 +13,9 @@ from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import QueryRows
 from minipic_backend.attention.work import WorkPlan
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_CACHE_DTYPES = (*_DTYPES, torch.float8_e4m3fn)
+
 __all__ = ["Shape", "check_inputs", "merge_parts", "new_parts"]
 
 
@@ -46,6 +49,10 @@ def check_inputs(
         raise ValueError("Keys and values must have the same shape and strides")
     if key_cache.stride(3) != 1 or query.stride(2) != 1 or out.stride(2) != 1:
         raise ValueError("The last dim of query, caches and output must be dense")
+    if out.dtype not in _DTYPES or query.dtype not in (out.dtype, torch.float8_e4m3fn):
+        raise ValueError(f"query {query.dtype}, output {out.dtype}")
+    if key_cache.dtype != value_cache.dtype or key_cache.dtype not in _CACHE_DTYPES:
+        raise ValueError(f"cache of {key_cache.dtype} and {value_cache.dtype}")
     if out.shape != query.shape:
         raise ValueError(f"output {tuple(out.shape)}, query {tuple(query.shape)}")
     if rotary.rotary_dim > head_size or rotary.cos_sin.dtype != torch.float32:

@@ -31,6 +31,7 @@ def span_local_attention(
     *,
     scale: float,
     soft_cap: float = 0.0,
+    q_scale: float = 1.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     geometry: Geometry,
@@ -38,7 +39,8 @@ def span_local_attention(
     """Writes the attention of the queries of `rows` to `out`; other tokens are left alone.
 
     Args:
-        query: [num_tokens, num_heads, head_size], rotated by its positions.
+        query: [num_tokens, num_heads, head_size], rotated by its positions; dtype of `out` or
+            float8_e4m3fn.
         key_cache: [num_blocks, block_size, num_kv_heads, head_size], last dim dense; fp16, bf16,
             fp32 or float8_e4m3fn.
         value_cache: same shape and strides.
@@ -46,9 +48,10 @@ def span_local_attention(
         segments: that the rows see.
         plan: `plan_work` of this batch, with the block sizes of `geometry`.
         rotary: of this layer. mscale is in `query` already and not used.
-        out: like `query`.
+        out: shape of `query`; its dtype is that of the products: fp16, bf16 or fp32.
         scale: factor on the scores.
         soft_cap: cap * tanh(score / cap) where > 0.
+        q_scale: what a query is multiplied by.
         k_scale: what a cached key is multiplied by.
         v_scale: what a cached value is multiplied by.
         geometry: block sizes, see `dispatch`.
@@ -58,7 +61,7 @@ def span_local_attention(
     """
     shape = check_inputs(query, key_cache, value_cache, rows, plan, rotary, out, geometry)
     parts, part_lse = new_parts(query, shape, plan, geometry)
-    factor = scale * k_scale
+    factor = scale * q_scale * k_scale
     span_local_kernel[(shape.num_kv_heads, plan.num_workers)](
         query,
         key_cache,
@@ -98,8 +101,8 @@ def span_local_attention(
         BLOCK_D=shape.block_d,
         CAPPED=soft_cap > 0,
         WINDOWED=plan.window > 0,
-        IN_REGISTERS=geometry.block_m >= 64 and shape.block_d <= 128 and query.itemsize == 2,
-        PRECISION="ieee" if query.itemsize == 4 else "tf32",
+        IN_REGISTERS=geometry.block_m >= 64 and shape.block_d <= 128 and out.itemsize == 2,
+        PRECISION="ieee" if out.itemsize == 4 else "tf32",
         num_warps=geometry.num_warps,
         num_stages=geometry.num_stages,
     )

@@ -35,6 +35,7 @@ def unrotated_attention(
     *,
     scale: float,
     soft_cap: float = 0.0,
+    q_scale: float = 1.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     geometry: Geometry,
@@ -44,7 +45,7 @@ def unrotated_attention(
     Rows of spans work like all others: their segments hold local positions.
 
     Args:
-        query: [num_tokens, num_heads, head_size], not rotated.
+        query: [num_tokens, num_heads, head_size], not rotated; dtype of `out` or float8_e4m3fn.
         key_cache: [num_blocks, block_size, num_kv_heads, head_size], not rotated, last dim dense;
             fp16, bf16, fp32 or float8_e4m3fn.
         value_cache: same shape and strides.
@@ -52,9 +53,10 @@ def unrotated_attention(
         segments: that the rows see.
         plan: `plan_work` of this batch, with the block sizes of `geometry`.
         rotary: of this layer; mscale is applied here, to queries and keys.
-        out: like `query`.
+        out: shape of `query`; its dtype is that of the products: fp16, bf16 or fp32.
         scale: factor on the scores.
         soft_cap: cap * tanh(score / cap) where > 0.
+        q_scale: what a query is multiplied by.
         k_scale: what a cached key is multiplied by.
         v_scale: what a cached value is multiplied by.
         geometry: block sizes, see `dispatch`.
@@ -64,7 +66,7 @@ def unrotated_attention(
     """
     shape = check_inputs(query, key_cache, value_cache, rows, plan, rotary, out, geometry)
     parts, part_lse = new_parts(query, shape, plan, geometry)
-    factor = scale * k_scale
+    factor = scale * q_scale * k_scale
     half, rest = rotary.rotary_dim // 2, shape.head_size - rotary.rotary_dim
     unrotated_kernel[(shape.num_kv_heads, plan.num_workers)](
         query,
@@ -107,7 +109,7 @@ def unrotated_attention(
         BLOCK_REST=max(16, next_power_of_2(rest)),
         CAPPED=soft_cap > 0,
         WINDOWED=plan.window > 0,
-        PRECISION="ieee" if query.itemsize == 4 else "tf32",
+        PRECISION="ieee" if out.itemsize == 4 else "tf32",
         num_warps=geometry.num_warps,
         num_stages=geometry.num_stages,
     )

@@ -160,8 +160,10 @@ def virtual_attention(
     Returns:
         `out`.
     """
-    if key_cache.dtype != query.dtype:
-        raise ValueError(f"Cache of {key_cache.dtype} and queries of {query.dtype}")
+    if not query.dtype == key_cache.dtype == out.dtype:
+        raise ValueError(
+            f"Cache of {key_cache.dtype}, queries of {query.dtype}, output {out.dtype}"
+        )
     for part in plan.passes:
         copies = _turned_copies(query, part, rotary)
         partial = torch.empty_like(copies)

@@ -43,6 +43,7 @@ def warm_up(
     rotary: Rotary,
     *,
     dtype: torch.dtype,
+    query_dtype: torch.dtype | None = None,
     max_rows: int,
     max_tokens: int,
     scale: float,
@@ -56,7 +57,8 @@ def warm_up(
         key_cache: [num_blocks, block_size, num_kv_heads, head_size], at least four blocks.
         value_cache: the same.
         rotary: of the layer, on the cache's device.
-        dtype: of queries and outputs.
+        dtype: of outputs.
+        query_dtype: of queries, if it is another.
         max_rows: requests of a batch, at most.
         max_tokens: tokens of a batch, at most.
         scale: factor on the scores.
@@ -76,16 +78,17 @@ def warm_up(
         num_blocks = 2 + -(-length // size)
         table = torch.arange(num_blocks, dtype=torch.int32, device=device)
         table = table.clamp(max=key_cache.shape[0] - 1).repeat(num_rows, 1)
-        query = torch.zeros(
+        out = torch.zeros(
             (num_rows * length, shape.num_heads, shape.head_size), dtype=dtype, device=device
         )
+        query = torch.zeros_like(out).to(query_dtype or dtype)
         works = [plan_dependent(runs, table, shape)]
         if attend is not None and num_rows == 1 and not shape.unrotated:
             works.append(SpanWork((), plan_virtual(runs, table, size, max_copies(shape)), False))
         for work in works:
             run_dependent(
-                work, query, key_cache, value_cache, rotary, torch.empty_like(query), scale=scale,
-                soft_cap=soft_cap, attend=attend,
+                work, query, key_cache, value_cache, rotary, out, scale=scale, soft_cap=soft_cap,
+                attend=attend,
             )  # fmt: skip
             count += 1
     return count

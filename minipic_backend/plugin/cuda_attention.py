@@ -4,6 +4,9 @@ A batch without spans is vLLM's FlashAttention, untouched: its metadata is vLLM'
 with spans, context runs (ordinary requests, prefixes, spans behind their frame) go through the
 same FlashAttention as sequences of a batch that vLLM never saw, and dependent runs through the
 kernels of `minipic_backend.attention`. In a FULL CUDA graph, one kernel serves every row.
+
+With an fp8 KV cache, vLLM's layer hands over queries in fp8, too: FlashAttention takes them as they
+are, our kernels widen queries, keys and values to the output's dtype and multiply by the scales.
 """
 
 from __future__ import annotations
@@ -14,7 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import (
+    async_tensor_h2d,
+    canonicalize_singleton_dim_strides,
+    is_quantized_kv_cache,
+)
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
@@ -33,14 +41,15 @@ from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun
 from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.attention.warmup import warm_up
+from minipic_backend.errors import UnsupportedModelError
 from minipic_backend.plugin.cuda_graphs import GraphRows
 from minipic_backend.plugin.cuda_state import SpanBatch
-from minipic_backend.plugin.enable import span_config
+from minipic_backend.plugin.enable import CUDA_CACHE_DTYPES, span_config
 from minipic_backend.spans.segments import SegmentKind
 
 _NO_QUERIES = np.empty(0, dtype=np.int64)
 
-__all__ = ["SpanFlashBackend", "SpanFlashImpl", "SpanFlashMetadataBuilder"]
+__all__ = ["SpanFlashBackend", "SpanFlashImpl", "SpanFlashMetadataBuilder", "check_quantization"]
 
 
 @dataclass
@@ -83,6 +92,7 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
             self.block_size,
             unrotated=self.is_unrotated,
         )
+        self.is_fp8: bool = is_quantized_kv_cache(self.cache_config.cache_dtype)
         self.max_sequences: int = self.vllm_config.scheduler_config.max_num_seqs
         self.graph_rows: GraphRows | None = None
         self.captures_spans = False
@@ -123,7 +133,7 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         metadata = _widen(super().build(0, batch, fast_build))
         if others:
             metadata.work = plan_dependent(
-                others, common.block_table_tensor, self.shape, virtual=True
+                others, common.block_table_tensor, self.shape, virtual=not self.is_fp8
             )
             metadata.context_queries = async_tensor_h2d(
                 np.concatenate([_NO_QUERIES, *(_queries(placed) for placed in context)]),
@@ -193,7 +203,7 @@ class SpanFlashImpl(FlashAttentionImpl):
             out = torch.empty_like(output[: metadata.num_actual_tokens])
             super().forward(
                 layer,
-                query.index_select(0, metadata.context_queries),
+                _select(query, metadata.context_queries),
                 key,
                 value,
                 kv_cache,
@@ -211,6 +221,7 @@ class SpanFlashImpl(FlashAttentionImpl):
             output,
             scale=self.scale,
             soft_cap=self.logits_soft_cap,
+            q_scale=layer._q_scale_float if query.dtype.itemsize == 1 else 1.0,
             k_scale=layer._k_scale_float,
             v_scale=layer._v_scale_float,
             attend=self._attend,
@@ -235,16 +246,23 @@ class SpanFlashImpl(FlashAttentionImpl):
             value_cache,
             self.rotary,
             dtype=dtype,
+            query_dtype=None if layer.query_quant is None else key_cache.dtype,
             max_rows=max_rows,
             max_tokens=max_tokens,
             scale=self.scale,
             soft_cap=self.logits_soft_cap,
-            attend=self._attend,
+            attend=None if is_quantized_kv_cache(self.kv_cache_dtype) else self._attend,
         )
 
     def _split(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """As FlashAttentionImpl does: [num_blocks, block_size, num_kv_heads, head_size] each."""
-        return torch.split(kv_cache.transpose(1, 2), self.head_size, dim=-1)
+        """As FlashAttentionImpl does: [num_blocks, block_size, num_kv_heads, head_size] each.
+
+        One KV head (of this rank) may come with a stride that FlashAttention cannot use.
+        """
+        parts = torch.split(kv_cache.transpose(1, 2), self.head_size, dim=-1)
+        if is_quantized_kv_cache(self.kv_cache_dtype):
+            parts = tuple(part.view(current_platform.fp8_dtype()) for part in parts)
+        return tuple(canonicalize_singleton_dim_strides(part) for part in parts)
 
     def _attend(self, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """FlashAttention with its log-sum-exp, [num_heads, num_queries]."""
@@ -258,6 +276,28 @@ class SpanFlashImpl(FlashAttentionImpl):
 def _widen(metadata: FlashAttentionMetadata) -> SpanFlashMetadata:
     own = {item.name: getattr(metadata, item.name) for item in fields(FlashAttentionMetadata)}
     return SpanFlashMetadata(**own)
+
+
+def _select(query: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Rows of the queries, which may be fp8: bytes are selected as such."""
+    if query.dtype.itemsize > 1:
+        return query.index_select(0, indices)
+    return query.view(torch.uint8).index_select(0, indices).view(query.dtype)
+
+
+def check_quantization(layer: Any, model: str) -> None:
+    """Raises UnsupportedModelError where a checkpoint wants a KV cache that we cannot read."""
+    for wrong, what in (
+        (layer.kv_cache_dtype not in CUDA_CACHE_DTYPES, f"has a {layer.kv_cache_dtype} KV cache"),
+        (
+            any(s.numel() > 1 for s in (layer._q_scale, layer._k_scale, layer._v_scale)),
+            "has KV cache scales by head",
+        ),
+    ):
+        if wrong:
+            raise UnsupportedModelError(
+                f"Spans do not work with {model}: layer {layer.layer_name} {what}"
+            )
 
 
 def _queries(placed: PlacedRun) -> NDArray[np.int64]:

@@ -12,7 +12,11 @@ from minipic_backend.attention.rotary import Rotary
 from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.plugin import seams
-from minipic_backend.plugin.cuda_attention import SpanFlashImpl, SpanFlashMetadataBuilder
+from minipic_backend.plugin.cuda_attention import (
+    SpanFlashImpl,
+    SpanFlashMetadataBuilder,
+    check_quantization,
+)
 from minipic_backend.plugin.cuda_graphs import GraphRows, SpanCudaGraphManager
 from minipic_backend.plugin.cuda_state import SpanModelState
 from minipic_backend.plugin.enable import check_config
@@ -56,6 +60,7 @@ class SpanGPUModelRunner(GPUModelRunner):
         on_device: dict[int, Rotary] = {}
         layers = self.compilation_config.static_forward_context
         for name, table in tables.items():
+            check_quantization(layers[name], self.model_config.model)
             impl = layers[name].impl
             if not isinstance(impl, SpanFlashImpl):
                 raise ConfigurationError(f"The span attention is not in place in {name}")

@@ -15,7 +15,7 @@ from minipic_backend.layout.markers import choose_markers
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.metrics import span_stat_logger
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "check_config", "enable_spans", "span_config"]
+__all__ = ["CUDA_CACHE_DTYPES", "DEFAULT_BLOCK_SIZE", "check_config", "enable_spans", "span_config"]
 
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 """vLLM's own default on a CPU is 128, most of which a short document would leave as pads."""
@@ -25,24 +25,28 @@ _CONNECTORS = ("OffloadingConnector",)
 """That are known to key what they keep by `request.block_hashes`."""
 
 _CACHE_DTYPES = ("auto", "bfloat16", "float16")
+CUDA_CACHE_DTYPES = (*_CACHE_DTYPES, "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Classes of ours that vLLM is told to use."""
+    """Classes of ours that vLLM is told to use, and the KV caches that they read."""
 
     scheduler: str
     worker: str
+    cache_dtypes: tuple[str, ...]
 
 
 _PARTS = {
     "cpu": _Parts(
         "minipic_backend.plugin.scheduler.SpanScheduler",
         "minipic_backend.plugin.cpu_worker.SpanCPUWorker",
+        _CACHE_DTYPES,
     ),
     "cuda": _Parts(
         "minipic_backend.plugin.scheduler.AsyncSpanScheduler",
         "minipic_backend.plugin.cuda_worker.SpanCudaWorker",
+        CUDA_CACHE_DTYPES,
     ),
 }
 
@@ -132,7 +136,7 @@ def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanCo
         (vllm_config.parallel_config.decode_context_parallel_size > 1, "decode context parallel"),
         (vllm_config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallel"),
         (cache.kv_sharing_fast_prefill, "kv_sharing_fast_prefill"),
-        (cache.cache_dtype not in _CACHE_DTYPES, f"a {cache.cache_dtype} KV cache"),
+        (cache.cache_dtype not in parts.cache_dtypes, f"a {cache.cache_dtype} KV cache"),
         (vllm_config.parallel_config.use_ubatching, "dual-batch overlap"),
         (_has_mixed_full_graphs(vllm_config), "FULL CUDA graphs of mixed batches"),
         *_connector_faults(vllm_config),

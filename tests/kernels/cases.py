@@ -108,7 +108,9 @@ class Batch:
         *,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        query_dtype: torch.dtype | None = None,
         cache_dtype: torch.dtype | None = None,
+        q_scale: float = 1.0,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         device: str = "cpu",
@@ -118,7 +120,7 @@ class Batch:
         torch.manual_seed(seed)
         self.requests, self.heads, self.encoding = list(requests), heads, encoding
         self.block_size, self.device = block_size, device
-        self.k_scale, self.v_scale = k_scale, v_scale
+        self.q_scale, self.k_scale, self.v_scale = q_scale, k_scale, v_scale
         cache_dtype = cache_dtype or dtype
         exact = heads.rotary()  # of the specification, on the CPU
         self.exact_rotary = exact
@@ -166,13 +168,13 @@ class Batch:
                 cache[rows[hidden], slots[hidden] % block_size] = nan[0, 0]
             self.keys.append(k.double() * k_scale)
             self.values.append(v.double() * v_scale)
-            self.queries.append(q.to(dtype))
+            self.queries.append((q / q_scale).to(query_dtype or dtype))
             positions.append(cached[request.start :])
         self.query = torch.cat(self.queries).to(device)
         self.positions = torch.cat(positions).to(device)
         cache = cache.to(device)
         self.key_cache, self.value_cache = cache[:, :, 0], cache[:, :, 1]
-        self.out = torch.full_like(self.query, torch.nan)
+        self.out = torch.full(self.query.shape, torch.nan, dtype=dtype, device=device)
 
     @staticmethod
     def _cached_positions(table: SegmentTable | None, end: int) -> Tensor:
@@ -219,7 +221,7 @@ class Batch:
         """The specification in float64, from the very values that the cache holds."""
         outs = [
             naive_span_attention(
-                q.double(), k, v, r.table, r.start, encoding=self.encoding,
+                q.double() * self.q_scale, k, v, r.table, r.start, encoding=self.encoding,
                 rotary=self.exact_rotary, scale=scale, soft_cap=soft_cap, window=window,
             )
             for r, q, k, v in zip(self.requests, self.queries, self.keys, self.values, strict=True)

@@ -20,16 +20,19 @@ from minipic_backend.attention.kernels.span_local import span_local_kernel
 from minipic_backend.attention.kernels.unrotated import unrotated_kernel
 
 BF16 = ("q_ptr", "k_ptr", "v_ptr", "out_ptr")
+FP8 = ("q_ptr", "k_ptr", "v_ptr")
 FLOAT32 = ("part_ptr", "part_lse_ptr", "cos_sin_ptr")
 SCALARS = ("score_factor", "q_factor", "soft_cap", "v_scale")
 ALIGNED = (*BF16, *FLOAT32, "stride_q_token", "stride_q_head", "stride_out_token",
            "stride_out_head", "stride_block", "stride_slot", "stride_kv_head")  # fmt: skip
 
 
-def compiled(kernel, constants, geometry):
+def compiled(kernel, constants, geometry, is_fp8):
     def type_of(name):
         if name in constants:
             return "constexpr"
+        if is_fp8 and name in FP8:
+            return "*fp8e4nv"
         if name in BF16:
             return "*bf16"
         if name in FLOAT32:
@@ -46,7 +49,7 @@ def compiled(kernel, constants, geometry):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def report(kernel, num_queries, unrotated):
+def report(kernel, num_queries, unrotated, is_fp8):
     shape = AttentionShape(32, 8, 128, 16, unrotated=unrotated)
     geometry = choose_geometry(shape, num_queries)
     constants = {
@@ -55,7 +58,7 @@ def report(kernel, num_queries, unrotated):
         "BLOCK_HALF": 64, "BLOCK_REST": 16, "CAPPED": False, "WINDOWED": False,
         "IN_REGISTERS": geometry.block_m >= 64, "PRECISION": "tf32",
     }  # fmt: skip
-    result = compiled(kernel, constants, geometry)
+    result = compiled(kernel, constants, geometry, is_fp8)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(result.asm["cubin"])
         file.flush()
@@ -66,6 +69,7 @@ def report(kernel, num_queries, unrotated):
     buffers = re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x", result.asm["ttgir"])
     return {
         "name": f"{kernel.__name__} {num_queries}",
+        "is_fp8": is_fp8,
         "shared_bytes": result.metadata.shared,
         "spilled_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),
         "keys_in_flight": min(map(int, buffers)) * geometry.block_n,
@@ -76,4 +80,5 @@ def report(kernel, num_queries, unrotated):
 if __name__ == "__main__":
     for kernel, unrotated in ((span_local_kernel, False), (unrotated_kernel, True)):
         for num_queries in (1, 50):
-            print(json.dumps(report(kernel, num_queries, unrotated)))
+            for is_fp8 in (False, True):
+                print(json.dumps(report(kernel, num_queries, unrotated, is_fp8)))

@@ -36,8 +36,8 @@ def run_paged(
     kernel = unrotated_attention if batch.encoding == "unrotated" else span_local_attention
     kernel(
         batch.query, batch.key_cache, batch.value_cache, rows, segments, plan, batch.rotary,
-        batch.out, scale=scale, soft_cap=soft_cap, k_scale=batch.k_scale, v_scale=batch.v_scale,
-        geometry=Geometry(block_m, block_n, num_warps=4, num_stages=2),
+        batch.out, scale=scale, soft_cap=soft_cap, q_scale=batch.q_scale, k_scale=batch.k_scale,
+        v_scale=batch.v_scale, geometry=Geometry(block_m, block_n, num_warps=4, num_stages=2),
     )  # fmt: skip
     return batch.out
 

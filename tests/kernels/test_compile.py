@@ -24,11 +24,11 @@ def test_key_tiles_are_copied_ahead_and_decode_does_not_spill():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(reports) == 4
+    assert len(reports) == 8
     for report in reports:
         is_decode = report["name"].endswith(" 1")
         assert report["loads"] > 0, report
         assert report["keys_in_flight"] >= (128 if is_decode else 64), report
-        assert report["spilled_bytes"] <= (0 if is_decode else 256), report
+        assert report["spilled_bytes"] <= (16 * report["is_fp8"] if is_decode else 256), report
         # Two thread blocks of decode must fit on a multiprocessor, 228 KiB with 1 KiB each.
         assert report["shared_bytes"] <= (113 if is_decode else 227) * 1024, report

@@ -14,9 +14,12 @@ import torch
 
 pytest.importorskip("vllm")
 
+from minipic_backend.attention import dispatch
 from minipic_backend.attention.geometry import AttentionShape
+from minipic_backend.attention.rotary import Rotary, cos_sin_table
 from minipic_backend.attention.rows import OPEN_END
 from minipic_backend.config import SpanConfig, SpanOptions
+from minipic_backend.errors import UnsupportedModelError
 from minipic_backend.plugin import cuda_attention, cuda_graphs, cuda_state
 from minipic_backend.spans.segments import SegmentTable, parse_segments
 
@@ -115,6 +118,7 @@ def builder(monkeypatch: pytest.MonkeyPatch, device: str) -> Any:
     new.device = torch.device(device)
     new.block_size = SIZE
     new.is_unrotated = False
+    new.is_fp8 = False
     new.captures_spans = False
     new.max_sequences = 4
     new.shape = AttentionShape(4, 2, 32, SIZE, itemsize=4)
@@ -223,3 +227,101 @@ def test_graph_rows_are_rewritten_only_when_the_batch_changes(
         assert address in (None, part.segments.start.data_ptr())
         address = part.segments.start.data_ptr()
     assert filled == [2]
+
+
+FP8_SCALES = {"_q_scale_float": 0.5, "_k_scale_float": 0.25, "_v_scale_float": 2.0}
+
+
+def impl_for(monkeypatch: pytest.MonkeyPatch, kv_cache_dtype: str, device: str) -> Any:
+    """An implementation whose parent notes the queries that it is given, and writes zeros."""
+    new = object.__new__(cuda_attention.SpanFlashImpl)
+    new.head_size, new.scale, new.logits_soft_cap = 32, 0.25, 0.0
+    new.kv_cache_dtype = kv_cache_dtype
+    inv_freq = 1.0 / 100.0 ** (torch.arange(0, 32, 2) / 32)
+    new.rotary = Rotary(cos_sin_table(inv_freq, 256).to(device), is_neox=True)
+    new.stock = []
+
+    def forward(self: Any, layer: Any, query: Any, *args: Any) -> None:
+        self.stock.append(query)
+        args[-1].zero_()
+
+    monkeypatch.setattr(cuda_attention.FlashAttentionImpl, "forward", forward)
+    return new
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_fp8_is_read_with_its_scales_and_never_through_copies(
+    state: cuda_state.SpanModelState,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    num_kv_heads: int,
+) -> None:
+    """Queries and cache in fp8 against the same values, scales multiplied in, in bfloat16."""
+    monkeypatch.setattr(dispatch, "prefers_virtual", lambda *_: True)
+    torch.manual_seed(0)
+    starts, counts = [7, 0], [3, len(PROMPT)]
+    spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
+    new = builder(monkeypatch, device)
+    new.is_fp8 = True
+    new.shape = AttentionShape(4, num_kv_heads, 32, SIZE)
+    batch = common(starts, counts, device)
+    batch = batch.replace(block_table_tensor=batch.block_table_tensor - 100)
+    metadata = new.build(0, batch, spans=spans)
+    assert metadata.work.virtual is None
+    num_tokens = sum(counts)
+    # As vLLM allocates it: bytes, [num_blocks, num_kv_heads, block_size, 2 * head_size].
+    cache = torch.randn(16, num_kv_heads, SIZE, 64).to(torch.float8_e4m3fn).to(device)
+    query = torch.randn(num_tokens, 4, 32).to(torch.float8_e4m3fn).to(device)
+    outs = []
+    for is_fp8 in (True, False):
+        impl = impl_for(monkeypatch, "fp8" if is_fp8 else "auto", device)
+        scales = FP8_SCALES if is_fp8 else dict.fromkeys(FP8_SCALES, 1.0)
+        q, kv = query, cache.view(torch.uint8)
+        if not is_fp8:
+            factors = torch.tensor([0.25, 2.0], device=device).repeat_interleave(32)
+            q = (query.float() * 0.5).bfloat16()
+            kv = (cache.float() * factors).bfloat16()
+        out = torch.full((num_tokens, 4, 32), torch.nan, dtype=torch.bfloat16, device=device)
+        impl.forward(SimpleNamespace(**scales), q, None, None, kv, metadata, out)
+        (stock,) = impl.stock
+        assert stock.dtype is q.dtype
+        assert torch.equal(stock.float(), q[: num_tokens - 11].float())
+        outs.append(out.float())
+    fp8, widened = outs
+    assert widened[-11:].abs().max() > 0.1
+    assert (fp8 - widened).norm() < 2.0**-8 * widened.norm()
+
+
+def test_one_kv_head_gets_strides_that_flash_attention_can_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left of few KV heads under tensor parallelism."""
+    impl = impl_for(monkeypatch, "auto", "cpu")
+    cache = torch.zeros(8, 1, SIZE, 64).as_strided((8, 1, SIZE, 64), (SIZE * 64, 1, 64, 1))
+    for part in impl._split(cache):
+        assert part.shape == (8, SIZE, 1, 32)
+        assert all(stride * part.itemsize % 16 == 0 for stride in part.stride()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"kv_cache_dtype": "auto"}, None),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "a fp8_e5m2 KV cache"),
+        ({"kv_cache_dtype": "nvfp4"}, "a nvfp4 KV cache"),
+        ({"_k_scale": torch.ones(2)}, "scales by head"),
+    ],
+)
+def test_caches_that_a_checkpoint_asks_for(change: dict[str, Any], words: str | None) -> None:
+    one = torch.tensor(1.0)
+    layer = SimpleNamespace(
+        **{"kv_cache_dtype": "fp8", "_q_scale": one, "_k_scale": one, "_v_scale": one}
+        | {"layer_name": "layers.0.attn"}
+        | change
+    )
+    if words is None:
+        cuda_attention.check_quantization(layer, "model")
+        return
+    with pytest.raises(UnsupportedModelError, match=words):
+        cuda_attention.check_quantization(layer, "model")

@@ -12,6 +12,10 @@ from minipic_backend.attention.geometry import Geometry
 from minipic_backend.attention.launch import check_inputs
 from minipic_backend.attention.work import WorkPlan
 
+FP8_QUERY = torch.zeros(4, 2, 32).to(torch.float8_e4m3fn)
+BYTES = torch.zeros(3, 16, 2, 32, dtype=torch.uint8)  # how vLLM keeps an fp8 cache
+E5M2 = BYTES.view(torch.float8_e5m2)
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -20,6 +24,11 @@ from minipic_backend.attention.work import WorkPlan
         ({"query": torch.zeros(4, 2, 64)[..., ::2]}, "dense"),
         ({"value_cache": torch.zeros(3, 16, 1, 32)}, "strides"),
         ({"out": torch.zeros(5, 2, 32)}, "output"),
+        ({"out": torch.zeros(4, 2, 32, dtype=torch.bfloat16)}, "query torch.float32"),
+        ({"query": FP8_QUERY, "out": FP8_QUERY}, "output torch.float8_e4m3fn"),
+        ({"query": FP8_QUERY}, None),
+        ({"key_cache": BYTES, "value_cache": BYTES}, "cache of torch.uint8"),
+        ({"key_cache": E5M2, "value_cache": E5M2}, "cache of torch.float8_e5m2"),
         ({"geometry": Geometry(16, 32, 4, 2)}, "block sizes"),
         ({"geometry": Geometry(32, 16, 4, 2)}, None),
     ],

@@ -160,13 +160,55 @@ def test_tiles_of_64_rows_keep_the_query_in_registers(device, encoding):
     assert relative_error(out, batch.expected(0.25)) < SIXTEEN_BITS[torch.bfloat16]
 
 
+FP8 = {"cache_dtype": torch.float8_e4m3fn, "k_scale": 0.5, "v_scale": 2.0}
+FP8_QUERY = {"query_dtype": torch.float8_e4m3fn, "q_scale": 0.25}
+
+
 @encodings
-def test_fp8_cache(device, encoding):
+@pytest.mark.parametrize("query", [{}, FP8_QUERY], ids=["16-bit query", "fp8 query"])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        Heads(),
+        Heads(num_heads=6, num_kv_heads=2, head_size=80, rotary_dim=32, is_neox=False),
+        Heads(num_heads=2, num_kv_heads=1, head_size=256, rotary_dim=256),
+    ],
+    ids=str,
+)
+def test_fp8(device, encoding, query, heads):
     """Against the values that the cache holds: its own rounding is not the kernel's."""
+    table = make_table(16, [40, 21], 5, 16)
+    batch = Batch(
+        [question(table), Request(table, 40, 70), decode(table, 3)], heads, encoding,
+        dtype=torch.bfloat16, device=device, **FP8, **query,
+    )  # fmt: skip
+    scale = heads.head_size**-0.5
+    out = run_paged(batch, scale=scale, block_n=32)
+    assert relative_error(out, batch.expected(scale)) < SIXTEEN_BITS[torch.bfloat16]
+
+
+@encodings
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+def test_fp8_in_wide_tiles(device, encoding, soft_cap):
+    table = make_table(16, [40, 21], 30, 16)
+    batch = Batch(
+        [question(table)], Heads(), encoding, dtype=torch.bfloat16, device=device, **FP8,
+        **FP8_QUERY,
+    )  # fmt: skip
+    out = run_paged(batch, soft_cap=soft_cap, block_m=64, num_workers=2)
+    expected = batch.expected(0.25, soft_cap=soft_cap)
+    assert relative_error(out, expected) < SIXTEEN_BITS[torch.bfloat16]
+
+
+@encodings
+@pytest.mark.parametrize("name", ["q_scale", "k_scale", "v_scale"])
+def test_fp8_scales_matter(device, encoding, name):
+    """The limit above would notice one that is left out."""
     table = make_table(16, [40], 5, 16)
     batch = Batch(
-        [question(table)], Heads(), encoding, dtype=torch.bfloat16, device=device,
-        cache_dtype=torch.float8_e4m3fn, k_scale=0.5, v_scale=2.0,
+        [question(table)], Heads(), encoding, dtype=torch.bfloat16, device=device, **FP8,
+        **FP8_QUERY,
     )  # fmt: skip
-    out = run_paged(batch)
-    assert relative_error(out, batch.expected(0.25)) < SIXTEEN_BITS[torch.bfloat16]
+    expected = batch.expected(0.25)
+    setattr(batch, name, 1.0)
+    assert relative_error(run_paged(batch), expected) > 0.05

@@ -117,3 +117,14 @@ def test_hidden_markers_are_refused(device):
     batch = Batch([Request(table, 32, 37)], Heads(), "span_local", device=device)
     with pytest.raises(ValueError, match="start at a block"):
         run_virtual(batch)
+
+
+def test_fp8_is_refused(device):
+    """Turned copies of fp8 queries would be rounded a second time."""
+    table = make_table(0, [5], 5, 16)
+    batch = Batch(
+        [Request(table, 16, 21)], Heads(), "span_local", dtype=torch.bfloat16, device=device,
+        query_dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e4m3fn,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="float8"):
+        run_virtual(batch)

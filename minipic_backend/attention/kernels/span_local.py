@@ -24,19 +24,20 @@ __all__ = ["span_local_kernel"]
 def _rebased(
     q_ptrs, q_mask, shift, cos_sin_ptr, d, eye,
     ROTARY_DIM: tl.constexpr, IS_NEOX: tl.constexpr, IN_REGISTERS: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """R_{-shift} q in float32, rounded once: [BLOCK_M, BLOCK_D]."""
+    """R_{-shift} q in float32, rounded once to DTYPE: [BLOCK_M, BLOCK_D]."""
     cos, sin = unshift_row(cos_sin_ptr, shift, d, ROTARY_DIM, IS_NEOX)
     partner = partner_of(d, ROTARY_DIM, IS_NEOX)
     # [BLOCK_M, BLOCK_D], from L1 or L2 but for the first segment
     q = tl.load(q_ptrs + d[None, :], mask=q_mask, other=0.0)
     q_partner = tl.load(q_ptrs + partner[None, :], mask=q_mask, other=0.0)
     turned = q.to(tl.float32) * cos[None, :] + q_partner.to(tl.float32) * sin[None, :]
-    turned = turned.to(q.dtype)
+    turned = turned.to(DTYPE)
     if IN_REGISTERS:
         # Exact, and leaves the tile where the next product wants it: no trip through shared
         # memory for every key tile.
-        turned = tl.dot(turned, eye).to(q.dtype)
+        turned = tl.dot(turned, eye).to(DTYPE)
     return turned
 
 
@@ -100,9 +101,10 @@ def span_local_kernel(
     worker = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty  # of the products; q, k, v may be fp8
     eye = 0
     if IN_REGISTERS:
-        eye = tl.where(d[:, None] == d[None, :], 1.0, 0.0).to(q_ptr.dtype.element_ty)
+        eye = tl.where(d[:, None] == d[None, :], 1.0, 0.0).to(DTYPE)
     head = kv_head * GROUP + m % GROUP
 
     record = workers_ptr + worker * WORKER_FIELDS
@@ -143,7 +145,9 @@ def span_local_kernel(
         base = tl.load(seg_base_ptr + seg)
         n = pos + tl.arange(0, BLOCK_N)
         page = load_pages(table_ptr, n, n < stop, BLOCK_SIZE)
-        q = _rebased(q_ptrs, q_mask, shift, cos_sin_ptr, d, eye, ROTARY_DIM, IS_NEOX, IN_REGISTERS)
+        q = _rebased(
+            q_ptrs, q_mask, shift, cos_sin_ptr, d, eye, ROTARY_DIM, IS_NEOX, IN_REGISTERS, DTYPE
+        )
         is_new = False
         for _ in range(num_tiles):
             is_key = n < stop
@@ -153,10 +157,11 @@ def span_local_kernel(
             k = tl.load(key_ptr + offset[:, None] + d[None, :], mask=kv_mask, other=0.0)
             if is_new:
                 q = _rebased(
-                    q_ptrs, q_mask, shift, cos_sin_ptr, d, eye, ROTARY_DIM, IS_NEOX, IN_REGISTERS
-                )
+                    q_ptrs, q_mask, shift, cos_sin_ptr, d, eye, ROTARY_DIM, IS_NEOX, IN_REGISTERS,
+                    DTYPE,
+                )  # fmt: skip
             # (R_{-shift} q) . k
-            scores = tl.dot(q, k.to(q.dtype).T, input_precision=PRECISION) * score_factor
+            scores = tl.dot(q, k.to(DTYPE).T, input_precision=PRECISION) * score_factor
             scores = cap_scores(scores, soft_cap, CAPPED)
             scores += tl.where(is_key, 0.0, float("-inf"))[None, :]
             if pos + BLOCK_N > item_index:
@@ -165,7 +170,7 @@ def span_local_kernel(
                 scores = tl.where(t[:, None] - (n + base)[None, :] < window, scores, float("-inf"))
             # [BLOCK_N, BLOCK_D]
             v = tl.load(value_ptr + offset[:, None] + d[None, :], mask=kv_mask, other=0.0)
-            acc, total, highest = add_tile(scores, v.to(q.dtype), acc, total, highest, PRECISION)
+            acc, total, highest = add_tile(scores, v.to(DTYPE), acc, total, highest, PRECISION)
 
             pos += BLOCK_N
             is_new = pos >= stop

@@ -97,6 +97,7 @@ def unrotated_kernel(
     rest = ROTARY_DIM + tl.arange(0, BLOCK_REST)
     HALF: tl.constexpr = ROTARY_DIM // 2
     HAS_REST: tl.constexpr = ROTARY_DIM < HEAD_SIZE
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty  # of the products; q, k, v may be fp8
     is_half = h < HALF
     # R_n, the same for every tile: [BLOCK_N, BLOCK_HALF]
     n_rows = cos_sin_ptr + tl.arange(0, BLOCK_N)[:, None] * ROTARY_DIM + h[None, :]
@@ -134,11 +135,11 @@ def unrotated_kernel(
         cos_t = tl.load(t_rows, mask=q_mask, other=1.0) * q_factor
         sin_t = tl.load(t_rows + HALF, mask=q_mask, other=0.0) * q_factor
         # R_t (a, b) = (a cos - b sin, b cos + a sin), and mscale of query and key
-        turned_a = (q_a.to(tl.float32) * cos_t - q_b.to(tl.float32) * sin_t).to(q_a.dtype)
-        turned_b = (q_b.to(tl.float32) * cos_t + q_a.to(tl.float32) * sin_t).to(q_a.dtype)
+        turned_a = (q_a.to(tl.float32) * cos_t - q_b.to(tl.float32) * sin_t).to(DTYPE)
+        turned_b = (q_b.to(tl.float32) * cos_t + q_a.to(tl.float32) * sin_t).to(DTYPE)
         if HAS_REST:
             rest_mask = is_query[:, None] & (rest < HEAD_SIZE)[None, :]
-            q_rest = tl.load(q_ptrs + rest[None, :], mask=rest_mask, other=0.0)
+            q_rest = tl.load(q_ptrs + rest[None, :], mask=rest_mask, other=0.0).to(DTYPE)
 
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -168,15 +169,15 @@ def unrotated_kernel(
             cos = cos_0[None, :] * cos_n - sin_0[None, :] * sin_n
             sin = sin_0[None, :] * cos_n + cos_0[None, :] * sin_n
             # R_p (a, b) = (a cos - b sin, b cos + a sin)
-            k_turned_a = (k_a * cos - k_b * sin).to(q_ptr.dtype.element_ty)
-            k_turned_b = (k_b * cos + k_a * sin).to(q_ptr.dtype.element_ty)
+            k_turned_a = (k_a * cos - k_b * sin).to(DTYPE)
+            k_turned_b = (k_b * cos + k_a * sin).to(DTYPE)
             scores = tl.dot(turned_a, k_turned_a.T, input_precision=PRECISION)
             scores = tl.dot(turned_b, k_turned_b.T, scores, input_precision=PRECISION)
             if HAS_REST:
                 k_mask = is_key[:, None] & (rest < HEAD_SIZE)[None, :]
                 k_rest = tl.load(
                     key_ptr + offset[:, None] + rest[None, :], mask=k_mask, other=0.0
-                ).to(q_ptr.dtype.element_ty)
+                ).to(DTYPE)
                 scores = tl.dot(q_rest, k_rest.T, scores, input_precision=PRECISION)
             scores = cap_scores(scores * score_factor, soft_cap, CAPPED)
             scores += tl.where(is_key, 0.0, float("-inf"))[None, :]
@@ -187,7 +188,7 @@ def unrotated_kernel(
             v_mask = is_key[:, None] & (d < HEAD_SIZE)[None, :]
             # [BLOCK_N, BLOCK_D]
             v = tl.load(value_ptr + offset[:, None] + d[None, :], mask=v_mask, other=0.0)
-            v = v.to(q_ptr.dtype.element_ty)
+            v = v.to(DTYPE)
             acc, total, highest = add_tile(scores, v, acc, total, highest, PRECISION)
 
             pos += BLOCK_N

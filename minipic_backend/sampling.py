@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -75,6 +75,43 @@ _OTHER_NAMES = {
     "top_logprobs": "logprobs",
 }
 
+# The same, of what a model is made with.
+_OTHER_FIELDS = {
+    "api_base": "base_url",
+    "model_id": "model",
+    "model_name": "model",
+    "model_path": "model",
+    "openai_api_base": "base_url",
+    "openai_api_key": "api_key",
+    "repo_id": "model",
+    "request_timeout": "timeout",
+    "server_url": "base_url",
+    "vllm_kwargs": "engine_options",
+}
+
+# Those of vLLM's and ours that people look for first; all others are known to the engine alone.
+_ENGINE_OPTIONS = frozenset(
+    {
+        "download_dir",
+        "dtype",
+        "enable_lora",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "key_encoding",
+        "kv_cache_gib",
+        "kv_offloading_size",
+        "load_format",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "quantization",
+        "revision",
+        "tensor_parallel_size",
+        "tokenizer",
+        "trust_remote_code",
+    }
+)
+
 
 class SplitOptions(NamedTuple):
     """A call's options by who reads them; options that were None are left out."""
@@ -84,14 +121,18 @@ class SplitOptions(NamedTuple):
     request: dict[str, Any]
 
 
-def split_options(options: Mapping[str, Any]) -> SplitOptions:
+def split_options(options: Mapping[str, Any], fields: Collection[str] = ()) -> SplitOptions:
     """Sort a call's options into sampling, layout and request.
+
+    Args:
+        options: by name.
+        fields: what else may be given where these were, for messages; one is `engine_options`.
 
     Raises:
         ConfigurationError: a name that none of them knows, with the nearest known one.
     """
     if unknown := [name for name in options if name not in _ALL]:
-        raise ConfigurationError("; ".join(_complaint(name) for name in unknown))
+        raise ConfigurationError("; ".join(_complaint(name, fields) for name in unknown))
     given = {name: value for name, value in options.items() if value is not None}
     return SplitOptions(
         *(
@@ -101,7 +142,13 @@ def split_options(options: Mapping[str, Any]) -> SplitOptions:
     )
 
 
-def _complaint(name: str) -> str:
-    near = _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, sorted(_ALL), n=1)), None)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(_ALL))}"
-    return f"Unknown option {name!r}: {hint}"
+def _complaint(name: str, fields: Collection[str]) -> str:
+    if name in _ENGINE_OPTIONS:
+        where = f"engine_options={{{name!r}: …}}" if fields else "not a call's"
+        return f"Unknown option {name!r}: it is the engine's, {where}"
+    known = sorted({*_ALL, *fields})
+    near = _OTHER_FIELDS.get(name) if fields else None
+    near = near or _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, n=1)), None)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    engine = "; what is for vLLM's engine goes into engine_options" if fields and not near else ""
+    return f"Unknown option {name!r}: {hint}{engine}"

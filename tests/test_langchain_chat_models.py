@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from langchain_core.messages import HumanMessage
-from langchain_minipic import ChatMiniPIC, SpanPromptTemplate, span_block
+from langchain_minipic import ChatMiniPIC, MiniPIC, SpanPromptTemplate, span_block
 from langchain_support import ANSWER, DOCUMENTS, collect, last_of
+from llama_index.llms.minipic import MiniPIC as LlamaIndexMiniPIC
 
 from minipic_backend import (
     ConfigurationError,
@@ -136,6 +139,33 @@ def test_unknown_options_are_refused(llm: ChatMiniPIC) -> None:
         ChatMiniPIC(model="m", model_kwargs={"max_new_tokens": 3})
     with pytest.raises(ConfigurationError, match="did you mean 'max_tokens'"):
         llm.invoke("x", max_new_tokens=3)
+
+
+@pytest.mark.parametrize("kind", [ChatMiniPIC, MiniPIC, LlamaIndexMiniPIC])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model_name": "m"}, "did you mean 'model'"),
+        ({"model": "m", "openai_api_base": "x"}, "did you mean 'base_url'"),
+        ({"model": "m", "vllm_kwargs": {}}, "did you mean 'engine_options'"),
+        ({"model": "m", "max_model_len": 2048}, "engine_options={'max_model_len'"),
+        ({"model": "m", "gpu_memory_utilization": 0.5}, "engine_options="),
+        ({"model": "m", "zzz": 1}, "goes into engine_options"),
+        ({"model": "m", "technique": "prime"}, "'primed'"),
+        ({"model": "m", "frame": "system"}, "'prefix'"),
+        ({"model": "m", "offsets": "x"}, "'compact'"),
+    ],
+)
+def test_wrong_arguments_are_told_where_the_model_is_made(
+    kind: Any, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**given)
+
+
+def test_options_of_the_engine_are_none_of_a_call(llm: ChatMiniPIC) -> None:
+    with pytest.raises(ConfigurationError, match="'max_model_len': it is the engine's, not a call"):
+        llm.invoke("x", max_model_len=3)
 
 
 def test_chat_template_kwargs(engine: FakeEngine) -> None:

@@ -161,6 +161,40 @@ def test_bad_documents_are_refused() -> None:
         make("f-string", document_separator="\n---\n")
 
 
+LIKE_A_DOCUMENT = {"page_content": "A text.", "metadata": {"n": 1}}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "None"),
+        (LIKE_A_DOCUMENT, "not a dict"),
+        ([LIKE_A_DOCUMENT], "not a list of dicts"),
+        ((document for document in DOCUMENTS), "not as a generator"),
+        (iter(DOCUMENTS), "list_iterator"),
+    ],
+)
+def test_what_was_taken_for_documents_is_refused_where_it_would_be_printed(
+    value: Any, message: str
+) -> None:
+    """Else the model reads the word None, or Python's notation."""
+    prompt = make("f-string")
+    for values in ({"context": value, "question": "x"}, {"context": "x", "question": value}):
+        with pytest.raises(PromptError, match=message):
+            prompt.invoke(values)
+    unused = {"context": DOCUMENTS, "question": "x", "unused": value}
+    assert len(spans(both_ways(prompt, unused))) == 3
+
+
+def test_what_is_inside_of_such_values_may_be_printed() -> None:
+    mustache = SpanPromptTemplate.from_messages(
+        [("human", "<{{none}}{{#none}}x{{/none}}{{a.metadata.n}}{{#b}}{{page_content}}{{/b}}>")],
+        template_format="mustache",
+    )
+    message = mustache.format_messages(none=None, a=LIKE_A_DOCUMENT, b=[LIKE_A_DOCUMENT])[0]
+    assert message.content == "<1A text.>"
+
+
 def test_values_that_the_template_does_not_use_are_left_alone() -> None:
     values = {"context": DOCUMENTS, "question": "x", "unused": [], "mixed": [DOCUMENTS[0], 3]}
     assert len(spans(both_ways(make("f-string"), values))) == 3

@@ -151,6 +151,17 @@ def test_warm_takes_texts_scores_and_any_prompt(llm: ChatMiniPIC) -> None:
         llm.warm(["a", 3], behind)  # type: ignore[list-item]
 
 
+def test_warm_takes_one_document_or_text(
+    llm: ChatMiniPIC, engine: FakeEngine, prompt: SpanPromptTemplate
+) -> None:
+    """Both are iterable, in a way that nobody means."""
+    behind = [HumanMessage(["Look: ", span_block("?")])]
+    assert llm.warm("A text.", behind).num_spans == 1
+    assert llm.warm(Document("A text."), behind).num_computed_tokens == 0
+    assert llm.warm(Document("Another."), prompt).num_spans == 1
+    assert engine.warm("A text.", prompt=to_backend()).num_computed_tokens == 0
+
+
 def to_backend() -> Prompt:
     return Prompt.chat([Message("user", [Text("Look: "), Span("?")])])
 
@@ -184,6 +195,7 @@ def test_token_counts_are_the_engines(llm: ChatMiniPIC, engine: FakeEngine) -> N
     # The fake's template: a line "<user>", the text, a line "<assistant>".
     assert llm.get_num_tokens_from_messages([HumanMessage("one two")]) == 5
     assert llm.get_num_tokens_from_messages([]) == 0
+    assert llm.get_num_tokens_from_messages([("human", "one two")]) == 5
     messages = [HumanMessage("old " * 50), AIMessage("ok"), HumanMessage("new")]
     kept = trim_messages(messages, max_tokens=20, token_counter=llm, start_on="human")
     assert kept == messages[2:]

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.chat_engine.condense_plus_context import (
+    DEFAULT_CONDENSE_PROMPT_TEMPLATE as PLUS_CONTEXT,
+)
+from llama_index.core.chat_engine.condense_question import DEFAULT_TEMPLATE as QUESTION
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from llama_index.llms.minipic import MiniPIC, SpanContextChatEngine
@@ -61,6 +66,77 @@ def test_two_hundred_turns_stay_within_the_context(kind: Any, unlimited: bool) -
         assert calls[-1].dropped_messages > 300
         assert engine.prompts[-1].messages[0].role == "system"
         assert engine.prompts[-1].messages[1].role == "user"
+
+
+@pytest.mark.parametrize("unlimited", [True, False], ids=["all-kept", "default"])
+@pytest.mark.parametrize("mode", CHAT_MODES)
+def test_two_hundred_turns_in_every_chat_engine(
+    monkeypatch: pytest.MonkeyPatch, mode: str, unlimited: bool
+) -> None:
+    """Of LlamaIndex's own, with our prompt helper as the global one, as `install` makes it. Two of
+    them write the whole chat down as one text, to condense a question: it gets shorter too."""
+    llm, engine = small(max_model_len=1024)
+    monkeypatch.setattr(Settings, "_prompt_helper", llm.prompt_helper)
+    chat: Any = chat_engine(mode, llm)
+    before = 194 if unlimited else 185
+    history = [
+        ChatMessage(role=role, content=TURN.format(turn))
+        for turn in range(before)
+        for role in ("user", "assistant")
+    ]
+    if unlimited:
+        chat._memory = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=1_000_000)
+    for turn in range(before, 200):
+        with llm.record() as calls:
+            assert chat.chat(TURN.format(turn)).response.strip()
+        assert all(call.usage.prompt_tokens <= 1024 - 64 for call in calls)
+    if mode != "condense_question":  # which asks what the model made of it
+        texts = [part.text for part in engine.prompts[-1].messages[-1].parts]
+        assert TURN.format(199).strip() in "".join(texts)
+
+
+@pytest.mark.parametrize("is_chat_model", [True, False])
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize("template", [PLUS_CONTEXT, QUESTION])
+def test_a_chat_to_be_condensed_loses_its_oldest_turns(
+    template: str, trim: bool, is_chat_model: bool
+) -> None:
+    engine = FakeEngine("A question.", max_model_len=512)
+    llm = MiniPIC(engine=engine, max_tokens=32, trim_history=trim, is_chat_model=is_chat_model)
+    turns = [f"user: {TURN.format(place)}\nassistant: Answer {place}." for place in range(60)]
+    text = template.format(chat_history="\n".join(turns), question="And now?")
+    if not trim:
+        with pytest.raises(ContextWindowError):
+            llm.complete(text)
+        return
+    llm.complete(text)
+    (prompt,) = engine.prompts
+    parts = prompt.messages[0].parts if is_chat_model else prompt.parts
+    sent = "".join(part.text for part in parts)
+    head, _, tail = template.partition("{chat_history}")
+    assert sent.startswith(head.rstrip("\n") if is_chat_model else head)
+    assert sent.strip().endswith(tail.format(question="And now?").strip())
+    kept = [place for place in range(60) if f"Answer {place}." in sent]
+    assert kept == list(range(kept[0], 60))
+    assert 4 <= len(kept) < 60
+    assert kept[0] % 4 == 0
+    short = template.format(chat_history=turns[0], question="And now?")
+    assert llm.complete(short).text == "A question."
+    assert "Answer 0." in str(engine.prompts[-1])
+
+
+def test_a_smaller_context_may_be_asked_for() -> None:
+    """`context_window` holds for chats as it does for nodes."""
+    engine = FakeEngine("Yes.", max_model_len=4096)
+    llm = MiniPIC(engine=engine, max_tokens=16, context_window=256)
+    chat = SimpleChatEngine.from_defaults(
+        llm=llm, memory=ChatMemoryBuffer.from_defaults(token_limit=1_000_000)
+    )
+    for turn in range(40):
+        with llm.record() as calls:
+            chat.chat(TURN.format(turn))
+        assert calls[0].usage.prompt_tokens <= 256 - 16
+    assert calls[0].dropped_messages > 40
 
 
 def test_what_is_kept_stays_a_cached_prefix_for_some_turns() -> None:

@@ -8,11 +8,15 @@ from typing import Any
 import llama_index.core
 import pytest
 from llama_index.core import Settings
+from llama_index.core.base.llms.generic_utils import messages_to_history_str
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
     CondenseQuestionChatEngine,
     ContextChatEngine,
 )
+from llama_index.core.chat_engine.condense_plus_context import DEFAULT_CONDENSE_PROMPT_TEMPLATE
+from llama_index.core.chat_engine.condense_question import DEFAULT_TEMPLATE
 from llama_index.core.indices.prompt_helper import ChatPromptHelper, PromptHelper
 from llama_index.core.instrumentation import DispatcherSpanMixin
 from llama_index.core.llms import LLM
@@ -93,3 +97,12 @@ def test_settings() -> None:
     names = {"_llm", "_prompt_helper", "_chat_prompt_helper", "_tokenizer"}
     assert names <= set(vars(Settings))
     assert hasattr(llama_index.core, "global_tokenizer")
+
+
+def test_condensing_templates() -> None:
+    """The chat stands in one place, the question behind it."""
+    for template in (DEFAULT_TEMPLATE, DEFAULT_CONDENSE_PROMPT_TEMPLATE):
+        assert template.count("{chat_history}") == template.count("{question}") == 1
+        assert template.index("{chat_history}") < template.index("{question}")
+    transcript = messages_to_history_str([ChatMessage(content="a"), ChatMessage(content="b")])
+    assert transcript == "user: a\nuser: b"

@@ -144,8 +144,14 @@ def test_tokens_are_the_models_own() -> None:
 
 
 def test_payload_has_no_secret() -> None:
-    llm, _ = model(api_key="sk-secret", temperature=0.5)
-    assert "secret" not in str(llm.to_payload()) + str(llm.to_dict()) + repr(llm)
+    options = {"hf_token": "a secret", "max_model_len": 64}
+    llm, _ = model(
+        api_key="sk-secret", headers={"x": "secret"}, engine_options=options, temperature=0.5
+    )
+    for text in (str(llm.to_payload()), str(llm.to_dict()), llm.to_json(), repr(llm)):
+        assert "secret" not in text
+    assert llm.to_dict()["engine_options"] == {"max_model_len": 64}
+    assert llm.engine_options == options
     assert llm.to_payload()["temperature"] == 0.5
 
 
@@ -274,6 +280,18 @@ def test_requests_run_together() -> None:
     assert engine.max_concurrency == 12
 
 
+def test_a_completion_is_of_text() -> None:
+    llm, engine = model()
+    for ask in (
+        llm.complete,
+        llm.stream_complete,
+        lambda prompt: asyncio.run(llm.acomplete(prompt)),
+    ):
+        with pytest.raises(PromptError, match="a str, not NoneType"):
+            ask(None)  # type: ignore[arg-type]
+    assert not engine.calls
+
+
 def test_errors_come_through() -> None:
     def fail(prompt: Prompt) -> str:
         raise PromptError("no")
@@ -374,6 +392,12 @@ def test_install_sets_llamaindex_up_until_the_model_is_closed() -> None:
     with install(Settings, model()[0], tokenizer=False) as two:
         one.close()
         assert Settings.llm is two
+
+
+@pytest.mark.parametrize("given", ["a model's name", Settings])
+def test_install_wants_the_model(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"install\(Settings, MiniPIC"):
+        install(Settings, given)
 
 
 def test_importing_starts_nothing_and_leaves_no_noise() -> None:

@@ -12,6 +12,7 @@ from llama_index.core import (
     MockEmbedding,
     PromptTemplate,
     StorageContext,
+    SummaryIndex,
     VectorStoreIndex,
     load_index_from_storage,
 )
@@ -21,6 +22,7 @@ from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
+from llama_index.core.schema import TextNode
 from llama_index.llms.minipic import MiniPIC, SpanWarmer, span_blocks
 from llama_index.llms.minipic.testing import NODES, GivenNodes
 from llama_index.llms.minipic.testing.chat_engines import chat_engine
@@ -97,6 +99,16 @@ def test_no_place_for_nodes(llm: MiniPIC) -> None:
         llm.warm(NODES, chat_engine("simple", llm))
     with pytest.raises(PromptError, match="int"):
         llm.warm([1])  # type: ignore[list-item]
+
+
+def test_one_node_or_text(llm: MiniPIC) -> None:
+    """A node and a text are iterable themselves."""
+    assert llm.warm("A text.").num_spans == 1
+    assert llm.warm(TextNode(text="A text.")).num_computed_tokens == 0
+    assert llm.warm(NODES[0]).num_spans == 1
+    index = SummaryIndex([])
+    with pytest.raises(PromptError, match=r"SummaryIndex.*docstore"):
+        llm.warm(index)  # type: ignore[arg-type]
 
 
 def test_ingestion(llm: MiniPIC, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from langchain_core.documents import Document
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import PrivateAttr
@@ -104,7 +105,7 @@ class EngineBacked(ModelOptions):
 
     def warm(
         self,
-        docs: Iterable[DocumentLike],
+        docs: Iterable[DocumentLike] | Document | str,
         prompt: ChatPromptTemplate | Prompt | PromptValue | str | Sequence[Any] | None = None,
         *,
         progress: bool = False,
@@ -113,7 +114,7 @@ class EngineBacked(ModelOptions):
         """Compute documents ahead of time.
 
         Args:
-            docs: documents, as they will be given to the prompt; or their texts.
+            docs: documents, or one, as they will be given to the prompt; or their texts.
             prompt: where they will be used: with frame "prefix" a span belongs to what precedes
                 the first span of its prompt. A `SpanPromptTemplate` will do, and also decides how
                 documents are formatted; its variables before the documents must be filled in.
@@ -137,7 +138,7 @@ class EngineBacked(ModelOptions):
 
     async def awarm(
         self,
-        docs: Iterable[DocumentLike],
+        docs: Iterable[DocumentLike] | Document | str,
         prompt: ChatPromptTemplate | Prompt | PromptValue | str | Sequence[Any] | None = None,
         **options: Any,
     ) -> WarmReport:

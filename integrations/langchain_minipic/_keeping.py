@@ -6,7 +6,7 @@ template language, and comes out as marked blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Literal, Self
 
 from langchain_core.documents import Document
@@ -29,6 +29,9 @@ from langchain_minipic.messages import span_block
 from minipic_backend import ConfigurationError, PromptError
 
 __all__ = ["DocumentOptions", "KeepsDocuments"]
+
+_CONTENT = "page_content"
+_NO_DOCUMENT = "Documents are langchain_core's Document(page_content, metadata=…), not {}"
 
 # Arguments of `read_document`, which runs only for what the template prints.
 _Pending = tuple[Document, StringPromptTemplate | None, int | None]
@@ -99,13 +102,14 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
 
     def _wrap_value(self, value: Any, slots: _Slots) -> Any:
         if isinstance(value, dict):
-            return {key: self._wrap_value(item, slots) for key, item in value.items()}
+            inside = {key: self._wrap_value(item, slots) for key, item in value.items()}
+            return _RefusedDict(inside) if _CONTENT in value else inside
         if isinstance(value, str) and is_marked(value):
             return self._wrap_marked(value, slots)
         try:
             documents = find_documents(value)
             if documents is None:
-                return value
+                return _unless_mistaken(value)
             if not documents:
                 if self.allow_empty:
                     return ""
@@ -237,11 +241,51 @@ class _Documents(_Slot, list[_OneDocument]):
 class _Refused(_Slot, list[Any]):
     """Bad documents: an error as soon as a template prints them, and not before."""
 
-    def __init__(self, error: PromptError) -> None:
-        super().__init__()
+    def __init__(self, error: PromptError, items: Iterable[Any] = ()) -> None:
+        super().__init__(items)
         self.error = error
 
     def __str__(self) -> str:
         raise self.error
 
     __repr__ = __str__
+
+
+class _RefusedDict(_Slot, dict[str, Any]):
+    """The like for what should have been a document; a template may print what is in it."""
+
+    def __str__(self) -> str:
+        raise PromptError(_NO_DOCUMENT.format("a dict"))
+
+    __repr__ = __str__
+
+
+class _Nothing(_Slot):
+    """None: mustache prints nothing for it, other templates would print the word."""
+
+    _CHEVRON_return_scope_when_falsy = False
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        raise PromptError(
+            "The value of a variable is None, and would be read as that word: a retriever that "
+            "found nothing gives an empty list"
+        )
+
+    __repr__ = __str__
+
+
+def _unless_mistaken(value: Any) -> Any:
+    """`value`, which is no documents, unless somebody took it for some: an error where a template
+    prints it."""
+    if value is None:
+        return _Nothing()
+    if isinstance(value, Iterator | AsyncIterator | Coroutine):
+        kind = type(value).__name__
+        return _Refused(PromptError(f"Documents are given as a list, not as a {kind}"))
+    dicts = isinstance(value, list | tuple) and any(
+        isinstance(item, Mapping) and _CONTENT in item for item in value
+    )
+    return _Refused(PromptError(_NO_DOCUMENT.format("a list of dicts")), value) if dicts else value

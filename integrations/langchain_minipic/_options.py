@@ -10,6 +10,8 @@ from langchain_core.utils.utils import secret_from_env
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from minipic_backend import EngineProtocol
+from minipic_backend.config import Frame, Offsets, Technique
+from minipic_backend.engines.shared import without_secrets
 from minipic_backend.sampling import LAYOUT_OPTIONS, REQUEST_OPTIONS, split_options
 
 __all__ = ["ModelOptions"]
@@ -64,13 +66,13 @@ class ModelOptions(BaseModel):
     engine: EngineProtocol | None = Field(default=None, exclude=True, repr=False)
     engine_options: dict[str, Any] = Field(default_factory=dict, repr=False)
 
-    technique: str | None = None
-    frame: str | None = None
+    technique: Technique | None = None
+    frame: Frame | None = None
     primer: str | bool | Sequence[str] | None = None
     late: int | None = None
     blocks: int | None = None
     budget: float | None = None
-    offsets: str | None = None
+    offsets: Offsets | None = None
 
     temperature: float | None = None
     top_p: float | None = None
@@ -102,7 +104,7 @@ class ModelOptions(BaseModel):
         values = dict(values)
         further = {name: values.pop(name) for name in set(values) - set(cls.model_fields)}
         if further := {**(values.get("model_kwargs") or {}), **further}:
-            split_options(further)
+            split_options(further, cls.model_fields)
             values["model_kwargs"] = further
         if isinstance(values.get("stop"), str):
             values["stop"] = [values["stop"]]
@@ -120,7 +122,7 @@ class ModelOptions(BaseModel):
             "model": self.model,
             "base_url": self.base_url,
             **own,
-            "engine_options": _without_secrets(self.engine_options),
+            "engine_options": without_secrets(self.engine_options),
         }
 
     def _own_options(self) -> dict[str, Any]:
@@ -150,8 +152,3 @@ class ModelOptions(BaseModel):
         """Of a call's options, those that `warm` and `explain` have a use for."""
         given = self._call_options(None, options)
         return {k: v for k, v in given.items() if k in LAYOUT_OPTIONS | REQUEST_OPTIONS}
-
-
-def _without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    secret = ("token", "api_key", "password", "secret")
-    return {name: value for name, value in options.items() if not name.endswith(secret)}

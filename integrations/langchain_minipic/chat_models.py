@@ -13,14 +13,21 @@ from langchain_core.callbacks import (
 )
 from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    MessageLikeRepresentation,
+    convert_to_messages,
+)
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from pydantic import Field
 
 from langchain_minipic._base import EngineBacked
 from langchain_minipic._concurrency import MAX_THREADS, all_at_once
+from langchain_minipic._prompt_messages import prompt_messages
 from langchain_minipic._requests import ChatRequest, sort_options
 from langchain_minipic._results import chat_chunk, chat_result
 from langchain_minipic._tool_calling import ToolCalling
@@ -217,13 +224,14 @@ class ChatMiniPIC(EngineBacked, ToolCalling):
         return ChatRequest(messages, options, template, tools, tool_parser, reasoning_parser)
 
     def get_num_tokens_from_messages(
-        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
+        self, messages: Sequence[MessageLikeRepresentation], tools: Sequence[Any] | None = None
     ) -> int:
         """Tokens of a chat as the model sees it, by its own template, documents as plain text."""
         if not messages:
             return 0
         given = tool_dicts(tools or ())
-        prompt = to_prompt(messages, tools=given, template_kwargs=self.chat_template_kwargs)
+        chat = convert_to_messages(messages)
+        prompt = to_prompt(chat, tools=given, template_kwargs=self.chat_template_kwargs)
         return len(self._get_engine().explain(prompt, technique="full").token_ids)
 
     def _resolve_model_profile(self) -> ModelProfile:
@@ -241,6 +249,11 @@ class ChatMiniPIC(EngineBacked, ToolCalling):
         if (tokens := self._context_window()) is not None:
             profile["max_input_tokens"] = tokens
         return profile
+
+    def _convert_input(self, model_input: LanguageModelInput | Prompt) -> PromptValue:
+        if isinstance(model_input, Prompt):
+            return ChatPromptValue(messages=prompt_messages(model_input))
+        return super()._convert_input(model_input)
 
     def _to_prompt(self, value: Any) -> Prompt:
         if isinstance(value, Prompt):

@@ -107,13 +107,16 @@ def example_documents(
 
 
 def document_texts(
-    documents: Iterable[DocumentLike], template: StringPromptTemplate | None = None
+    documents: Iterable[DocumentLike] | Document | str,
+    template: StringPromptTemplate | None = None,
 ) -> list[str]:
-    """Texts of documents; strings are taken as they are.
+    """Texts of documents, or of one; strings are taken as they are.
 
     Raises:
         PromptError: an element is neither a document nor a str.
     """
+    if isinstance(documents, Document | str):
+        documents = [documents]
     texts: list[str] = []
     for place, item in enumerate(documents):
         document = _one(item)

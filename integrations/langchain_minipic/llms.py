@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
@@ -15,10 +16,11 @@ from langchain_core.callbacks import (
 )
 from langchain_core.language_models.base import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
-from langchain_core.messages import BaseMessage, get_buffer_string
+from langchain_core.messages import BaseMessage, HumanMessage, get_buffer_string
 from langchain_core.outputs import GenerationChunk, LLMResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
+from pydantic import ConfigDict, PrivateAttr
 
 from langchain_minipic._base import EngineBacked
 from langchain_minipic._concurrency import MAX_THREADS, all_at_once
@@ -26,9 +28,11 @@ from langchain_minipic._marks import is_marked
 from langchain_minipic._results import llm_result, text_chunk
 from langchain_minipic._slots import Slots
 from langchain_minipic.messages import block_parts, has_spans, join_texts, marked_parts
-from minipic_backend import ConfigurationError, Prompt, Result, Text
+from minipic_backend import ConfigurationError, Prompt, PromptError, Result, Text
 from minipic_backend.engines.turns import take_turn
 from minipic_backend.prompt import Part
+from minipic_backend.prompt_cache import SchemaPrompt
+from minipic_backend.prompt_cache.json_form import prompt_to_json
 
 __all__ = ["MiniPIC"]
 
@@ -40,9 +44,17 @@ class MiniPIC(EngineBacked, BaseLLM):
     LangChain prints them ("Human: …"); marked blocks in them stay spans.
     """
 
+    _spans: str | None = PrivateAttr(default=None)
+    """What the prompts of a call are beside their text, for the key of LangChain's caches."""
+
     @property
     def _llm_type(self) -> str:
         return "minipic"
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        spans = {} if self._spans is None else {"spans": self._spans}
+        return {**super()._identifying_params, **spans}
 
     def _generate(
         self,
@@ -177,7 +189,7 @@ class MiniPIC(EngineBacked, BaseLLM):
         run_id: Any = None,
         **kwargs: Any,
     ) -> LLMResult:
-        model = self._with(kwargs)
+        model = self._with(kwargs, prompts)
         return super(MiniPIC, model).generate(
             prompts, stop, callbacks,
             tags=tags, metadata=metadata, run_name=run_name, run_id=run_id,
@@ -195,21 +207,24 @@ class MiniPIC(EngineBacked, BaseLLM):
         run_id: Any = None,
         **kwargs: Any,
     ) -> LLMResult:
-        model = self._with(kwargs)
+        model = self._with(kwargs, prompts)
         return await super(MiniPIC, model).agenerate(
             prompts, stop, callbacks,
             tags=tags, metadata=metadata, run_name=run_name, run_id=run_id,
         )  # fmt: skip
 
-    def _with(self, options: Mapping[str, Any]) -> Self:
-        """This model with a call's options as its own: `BaseLLM` keys its cache by these alone."""
-        if not options:
+    def _with(self, options: Mapping[str, Any], prompts: Sequence[str]) -> Self:
+        """This model with a call's options as its own: `BaseLLM` keys its cache by these, and by
+        the prompts' text, which says nothing of spans."""
+        spans = _fingerprint(prompts)
+        if not options and spans is None:
             return self
         self._call_options(None, options)
         fields = {name: value for name, value in options.items() if name in type(self).model_fields}
         others = {name: value for name, value in options.items() if name not in fields}
         copy = self.model_copy(update={**fields, "model_kwargs": {**self.model_kwargs, **others}})
         copy.__dict__.pop("_serialized", None)
+        copy._spans = spans
         return copy
 
     def generate_prompt(
@@ -232,9 +247,11 @@ class MiniPIC(EngineBacked, BaseLLM):
         values = [self._convert_input(prompt) for prompt in prompts]
         return await super().agenerate_prompt(values, stop, callbacks, **kwargs)
 
-    def _convert_input(self, model_input: LanguageModelInput) -> PromptValue:
+    def _convert_input(self, model_input: LanguageModelInput | Prompt) -> PromptValue:
+        if isinstance(model_input, Prompt):
+            return _RawPromptValue(prompt=model_input)
         value = super()._convert_input(model_input)
-        if isinstance(value, _SpanPromptValue):
+        if isinstance(value, _SpanPromptValue | _RawPromptValue):
             return value
         messages = value.to_messages()
         if not any(has_spans(message) for message in messages):
@@ -253,11 +270,11 @@ class _SpanText(str):
     `BaseLLM` reduces every prompt to a str and hands that on untouched.
     """
 
-    parts: tuple[Part, ...]
+    prompt: Prompt
 
-    def __new__(cls, parts: Sequence[Part]) -> Self:
-        self = super().__new__(cls, "".join(part.text for part in parts))
-        self.parts = tuple(parts)
+    def __new__(cls, prompt: Prompt) -> Self:
+        self = super().__new__(cls, "".join(part.text for part in prompt.parts))
+        self.prompt = prompt
         return self
 
 
@@ -272,7 +289,36 @@ class _SpanPromptValue(PromptValue):
         text = get_buffer_string([_with_slots(message, slots.add) for message in self.messages])
         pieces = slots.split(text)
         parts = [[Text(piece)] if isinstance(piece, str) else piece for piece in pieces]
-        return _SpanText(join_texts(part for group in parts for part in group))
+        return _SpanText(Prompt(join_texts(part for group in parts for part in group)))
+
+
+class _RawPromptValue(PromptValue):
+    """A `minipic_backend.Prompt` as it stands."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    prompt: Prompt
+
+    def to_messages(self) -> list[BaseMessage]:
+        return [HumanMessage(self.to_string())]
+
+    def to_string(self) -> str:
+        if self.prompt.is_chat:
+            raise PromptError("A chat is for a chat model (ChatMiniPIC): this one takes raw text")
+        return _SpanText(self.prompt)
+
+
+def _fingerprint(prompts: Sequence[str]) -> str | None:
+    """Of the spans of prompts; None where there are none."""
+    known = [
+        (
+            one.prompt.parts,
+            prompt_to_json(one.prompt) if isinstance(one.prompt, SchemaPrompt) else 0,
+        )
+        for one in prompts
+        if isinstance(one, _SpanText)
+    ]
+    return hashlib.sha256(repr(known).encode()).hexdigest() if known else None
 
 
 def _with_slots(message: BaseMessage, add: Callable[[list[Part]], str]) -> BaseMessage:
@@ -289,5 +335,5 @@ def _with_slots(message: BaseMessage, add: Callable[[list[Part]], str]) -> BaseM
 
 def _raw_prompt(text: str) -> Prompt:
     if isinstance(text, _SpanText):
-        return Prompt(text.parts)
+        return text.prompt
     return Prompt(marked_parts(text) if is_marked(text) else text)

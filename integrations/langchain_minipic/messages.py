@@ -30,6 +30,7 @@ from langchain_core.messages import (
 from langchain_core.prompts.string import StringPromptTemplate
 
 from langchain_minipic._marks import is_marked
+from langchain_minipic._prompt_messages import MARK, find_schema_prompt, span_block
 from langchain_minipic.documents import (
     document_name,
     find_documents,
@@ -52,28 +53,11 @@ __all__ = [
     "to_prompt",
 ]
 
-_MARK = "minipic"
-_MARK_KEYS = {"span", "rank", "id"}
+_MARK_KEYS = {"span", "rank", "id", "schema"}
 _ROLES = {"human": "user", "ai": "assistant"}
 _REASONING = {"reasoning", "thinking"}
 # Blocks of an answer that `tool_calls` holds as well.
 _TOOL_CALLS = {"tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "function_call"}
-
-
-def span_block(text: str, *, rank: int | None = None, id: str | None = None) -> dict[str, Any]:
-    """A text block marked as a span; to every other chat model it is plain text.
-
-    Args:
-        text: the document; blank lines around it do not count as part of the span.
-        rank: its place in an order of relevance, 0 the best; None where there is no order.
-        id: a name for `explain`.
-    """
-    mark: dict[str, Any] = {"span": True}
-    if rank is not None:
-        mark["rank"] = rank
-    if id is not None:
-        mark["id"] = id
-    return {"type": "text", "text": text, "extras": {_MARK: mark}}
 
 
 def span_blocks(
@@ -118,7 +102,10 @@ def to_prompt(
     for index, message in enumerate(messages):
         parts = _parts(message, is_first=index == 0, is_last=index == len(messages) - 1)
         converted.append(Message(_role(message), parts, _extra(message)))
-    return Prompt.chat(merge_messages(converted), tools=tools, template_kwargs=template_kwargs)
+    merged = merge_messages(converted)
+    if (schema_prompt := find_schema_prompt(messages)) is not None:
+        return schema_prompt.with_chat_options(tools, template_kwargs)
+    return Prompt.chat(merged, tools=tools, template_kwargs=template_kwargs)
 
 
 def has_spans(message: BaseMessage) -> bool:
@@ -196,11 +183,11 @@ def marked_parts(text: str) -> list[Part]:
 def _wish(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The mark of a span; an empty one stands for `cache_control`."""
     extras = block.get("extras") or {}
-    mark = extras.get(_MARK) if isinstance(extras, Mapping) else None
+    mark = extras.get(MARK) if isinstance(extras, Mapping) else None
     if mark is not None:
         if not isinstance(mark, Mapping) or set(mark) - _MARK_KEYS:
             raise PromptError(
-                f"extras[{_MARK!r}] is a dict with the keys span, rank and id, not {mark!r}"
+                f"extras[{MARK!r}] is a dict with the keys span, rank and id, not {mark!r}"
             )
         return mark if mark.get("span", True) else None
     return {} if block.get("cache_control") or extras.get("cache_control") else None

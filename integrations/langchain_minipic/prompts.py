@@ -149,7 +149,7 @@ class SpanPromptTemplate(ChatPromptTemplate, DocumentOptions):
         }
         return _changed(self, changes)
 
-    def document_texts(self, documents: Iterable[DocumentLike]) -> list[str]:
+    def document_texts(self, documents: Iterable[DocumentLike] | Document | str) -> list[str]:
         """What the documents read as in this prompt."""
         return document_texts(documents, self._document_prompt())
 

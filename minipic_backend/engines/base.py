@@ -229,7 +229,7 @@ class BaseEngine(ABC):
 
     def warm(
         self,
-        documents: Iterable[str],
+        documents: Iterable[str] | str,
         *,
         prompt: Prompt | None = None,
         progress: bool = False,
@@ -238,7 +238,7 @@ class BaseEngine(ABC):
         """Computes documents ahead of time.
 
         Args:
-            documents: texts.
+            documents: texts, or one.
             prompt: with frame "prefix", a prompt with the prefix that the documents will stand
                 behind. Default: the prefixes that this engine met last.
             progress: show a progress bar.
@@ -257,7 +257,7 @@ class BaseEngine(ABC):
         if sampling:
             raise ConfigurationError(f"warm takes no {', '.join(sorted(sampling))}")
         settings, span_options = self._layout_choice(layout)
-        texts = list(documents)
+        texts = [documents] if isinstance(documents, str) else list(documents)
         if not settings.spans:
             return WarmReport(0, 0, 0, 0.0)
         check_warmable(settings)

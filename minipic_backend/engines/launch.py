@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,12 @@ def engine_arguments(
             "`minipic[cuda]`), or ask `minipic doctor` what is wrong"
         ) from error
 
-    unknown = sorted(set(further) - set(EngineArgs.__dataclass_fields__))
-    if unknown:
+    known = set(EngineArgs.__dataclass_fields__)
+    if unknown := sorted(set(further) - known):
+        near = get_close_matches(unknown[0], sorted(known), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError(
-            f"Neither MiniPIC nor vLLM's EngineArgs knows {', '.join(unknown)}"
+            f"Neither MiniPIC nor vLLM's EngineArgs knows {', '.join(unknown)}{hint}"
         )
     arguments: dict[str, Any] = {"model": resolve_model(model)}
     if current_platform.is_cpu():

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from minipic_backend.errors import ConfigurationError, EngineClosedError
 from minipic_backend.protocol import EngineProtocol
 
-__all__ = ["EngineLease", "EngineSpec", "close_all", "create_engine"]
+__all__ = ["EngineLease", "EngineSpec", "close_all", "create_engine", "without_secrets"]
 
 
 @dataclass(frozen=True)
@@ -151,3 +151,9 @@ def _freeze(value: Any) -> Hashable:
     if isinstance(value, set | frozenset):
         return frozenset(_freeze(item) for item in value)
     return value if isinstance(value, Hashable) else repr(value)
+
+
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's options as they may be shown and stored."""
+    secret = ("token", "api_key", "password", "secret")
+    return {name: value for name, value in options.items() if not name.endswith(secret)}

@@ -153,12 +153,18 @@ class SchemaPrompt(Prompt):
         text: str,
         *,
         chat: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         spans = [Span(part) for part in filled_in(schema, arguments)]
         parts: list[Part] = [*spans, Text(text)]
         if chat:
             system = [Message("system", schema.system)] if schema.system else []
-            super().__init__(messages=[*system, Message("user", parts)])
+            super().__init__(
+                messages=[*system, Message("user", parts)],
+                tools=tools,
+                template_kwargs=template_kwargs,
+            )
         else:
             before: list[Part] = [Text(f"{schema.system}\n\n")] if schema.system else []
             super().__init__([*before, *parts])
@@ -166,11 +172,24 @@ class SchemaPrompt(Prompt):
         object.__setattr__(self, "arguments", arguments)
         object.__setattr__(self, "text", text)
 
+    def with_chat_options(
+        self,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> SchemaPrompt:
+        """The same chat with tools, and variables for the chat template."""
+        options: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
+        return SchemaPrompt(self.schema, self.arguments, self.text, chat=True, **options)
+
     def frame(self) -> Prompt:
         """What stands around the modules, a span in their place."""
         middle: list[Part] = [Span(""), Text(self.text)]
         if self.is_chat:
-            return Prompt.chat([*self.messages[:-1], Message("user", middle)])
+            return Prompt.chat(
+                [*self.messages[:-1], Message("user", middle)],
+                tools=self.tools,
+                template_kwargs=self.template_kwargs,
+            )
         before = [part for part in self.parts[:1] if isinstance(part, Text)]
         return Prompt([*before[: bool(self.schema.system)], *middle])
 

@@ -222,7 +222,7 @@ class FakeEngine:
 
     def warm(
         self,
-        documents: Iterable[str],
+        documents: Iterable[str] | str,
         *,
         prompt: Prompt | None = None,
         progress: bool = False,
@@ -230,7 +230,8 @@ class FakeEngine:
     ) -> WarmReport:
         self._log.check_open()
         started = time.perf_counter()
-        texts = list(dict.fromkeys(Span(document).text for document in documents))
+        given = [documents] if isinstance(documents, str) else documents
+        texts = list(dict.fromkeys(Span(document).text for document in given))
         sampling, _, _ = split_options(options)
         if sampling:
             raise ConfigurationError(f"warm takes no {', '.join(sorted(sampling))}")

@@ -10,14 +10,15 @@ from typing import Any, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
+from llama_index.llms.minipic._condensing import with_less_history
 from llama_index.llms.minipic._messages import unmarked_parts
 from llama_index.llms.minipic._records import CallLog, CallRecord
-from llama_index.llms.minipic._requests import TOOL_OPTIONS, ChatRequest, PlannedRequest
+from llama_index.llms.minipic._requests import TOOL_OPTIONS, ChatRequest, PlannedRequest, fits
 from llama_index.llms.minipic._results import Streamed, chat_response, record_of
 from llama_index.llms.minipic._spans import SpanMethods
 from pydantic import PrivateAttr
 
-from minipic_backend import ConfigurationError, EngineProtocol, Prompt
+from minipic_backend import ConfigurationError, EngineProtocol, Prompt, PromptError
 from minipic_backend.engines.deadline import deadline
 from minipic_backend.tools import plan_answer
 
@@ -32,6 +33,7 @@ class Generating(SpanMethods):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trim_history: bool = True
+    context_window: int | None = None
 
     _log: CallLog = PrivateAttr(default_factory=CallLog)
 
@@ -64,19 +66,31 @@ class Generating(SpanMethods):
             self.reasoning_parser,
             self._num_output(options),
             self.trim_history,
+            self.context_window,
         )
         return request.on
 
     def _plan_completion(
         self, prompt: str, formatted: bool, kwargs: dict[str, Any], *, streams: bool = False
     ) -> Planner:
+        if not isinstance(prompt, str):
+            raise PromptError(f"complete takes a str, not {type(prompt).__name__}: {prompt!r}")
         if self.is_chat_model and not formatted:
             message = ChatMessage(role=MessageRole.USER, content=prompt)
             return self._plan_chat([message], kwargs, streams=streams)
         options = self._checked_options(kwargs, streams)
-        parts = unmarked_parts(prompt)
-        request = PlannedRequest("complete", Prompt(parts), options, plan_answer(None))
-        return lambda engine: request
+
+        def on(engine: EngineProtocol) -> PlannedRequest:
+            def has_room(text: str) -> bool:
+                whole, num_output = Prompt(unmarked_parts(text)), self._num_output(options)
+                return fits(whole, engine, options, num_output, self.context_window)
+
+            text = with_less_history(prompt, has_room) if self.trim_history else prompt
+            return PlannedRequest(
+                "complete", Prompt(unmarked_parts(text)), options, plan_answer(None)
+            )
+
+        return on
 
     def _checked_options(self, given: dict[str, Any], streams: bool) -> dict[str, Any]:
         options = self._call_options(given)

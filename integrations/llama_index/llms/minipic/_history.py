@@ -7,14 +7,16 @@ does the last turn.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-__all__ = ["history_of", "trimmed"]
+__all__ = ["history_of", "trimmed", "trimmed_transcript"]
 
 _STEP = 4
+_TURN = re.compile(r"^(?=user: )", re.MULTILINE)
 _SYSTEM = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
 
 
@@ -26,15 +28,28 @@ def trimmed(
     head, turns = _turns(messages)
 
     def keep(dropped: int) -> list[ChatMessage]:
+        if not dropped:
+            return list(messages)
         return [*head, *(message for turn in turns[dropped:] for message in turn)]
 
-    last = max(len(turns) - 1, 0)
-    if not last or fits(messages):
-        return list(messages)
-    choices = [*range(_STEP, last, _STEP), last]
-    return keep(
-        choices[min(bisect_left(choices, True, key=lambda n: fits(keep(n))), len(choices) - 1)]
-    )
+    return keep(_fewest(len(turns), lambda dropped: fits(keep(dropped))))
+
+
+def trimmed_transcript(text: str, fits: Callable[[str], bool]) -> str:
+    """The same for a chat that LlamaIndex wrote into one text, to condense it."""
+    turns = [turn for turn in _TURN.split(text) if turn]
+    dropped = _fewest(len(turns), lambda dropped: fits("".join(turns[dropped:])))
+    return "".join(turns[dropped:])
+
+
+def _fewest(num_turns: int, fits: Callable[[int], bool]) -> int:
+    """How many turns to leave out."""
+    last = max(num_turns - 1, 0)
+    if not last or fits(0):
+        return 0
+    choices: list[int] = [*range(_STEP, last, _STEP), last]
+    place = bisect_left(choices, True, key=fits)
+    return choices[min(place, len(choices) - 1)]
 
 
 def history_of(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

@@ -7,6 +7,8 @@ from typing import Any
 import llama_index.core
 from llama_index.llms.minipic.base import MiniPIC
 
+from minipic_backend import ConfigurationError
+
 __all__ = ["install"]
 
 
@@ -21,7 +23,14 @@ def install(settings: Any, llm: MiniPIC, *, tokenizer: bool = True) -> MiniPIC:
         settings: `llama_index.core.Settings`.
         llm: the model; given back.
         tokenizer: whether to set the tokenizer.
+
+    Raises:
+        ConfigurationError: `llm` is no `MiniPIC`.
     """
+    if not isinstance(llm, MiniPIC):
+        raise ConfigurationError(
+            f"install(Settings, MiniPIC(model=…)): got {type(llm).__name__} in place of the model"
+        )
     llm.start()
     helper, chat_helper = llm.prompt_helper, llm.chat_prompt_helper
     settings.llm = llm

@@ -11,7 +11,7 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from minipic_backend import PromptError
 from minipic_backend.chat import document_core
 
-__all__ = ["NodeLike", "NodeText", "node_text", "ranked", "text_of"]
+__all__ = ["NodeLike", "NodeText", "node_text", "ranked", "text_of", "texts_of"]
 
 NodeLike = BaseNode | NodeWithScore | str
 
@@ -55,6 +55,22 @@ def text_of(node: Any) -> str:
     if isinstance(node, str):
         return document_core(node)
     raise PromptError(f"Not a node but {type(node).__name__}: {node!r}")
+
+
+def texts_of(nodes: Any) -> list[str]:
+    """Texts of nodes, or of one.
+
+    Raises:
+        PromptError: something else.
+    """
+    if isinstance(nodes, NodeWithScore | BaseNode | str):
+        return [text_of(nodes)]
+    if not isinstance(nodes, Iterable):
+        raise PromptError(
+            f"Not nodes but {type(nodes).__name__}; those of an index are "
+            "index.docstore.docs.values()"
+        )
+    return [text_of(node) for node in nodes]
 
 
 def ranked(nodes: Sequence[NodeText], scores: Iterable[float | None] = ()) -> list[NodeText]:

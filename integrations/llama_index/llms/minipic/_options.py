@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
 
 from minipic_backend import EngineProtocol
+from minipic_backend.config import Frame, Offsets, Technique
+from minipic_backend.engines.shared import without_secrets
 from minipic_backend.sampling import LAYOUT_OPTIONS, REQUEST_OPTIONS, split_options
 
 __all__ = ["ModelOptions"]
@@ -59,13 +61,13 @@ class ModelOptions(BaseModel):
     engine: EngineProtocol | None = Field(default=None, exclude=True, repr=False)
     engine_options: dict[str, Any] = Field(default_factory=dict, repr=False)
 
-    technique: str | None = None
-    frame: str | None = None
+    technique: Technique | None = None
+    frame: Frame | None = None
     primer: str | bool | Sequence[str] | None = None
     late: int | None = None
     blocks: int | None = None
     budget: float | None = None
-    offsets: str | None = None
+    offsets: Offsets | None = None
 
     temperature: float | None = None
     top_p: float | None = None
@@ -94,7 +96,7 @@ class ModelOptions(BaseModel):
         values = {name: value for name, value in values.items() if name != "class_name"}
         further = {name: values.pop(name) for name in set(values) - set(cls.model_fields)}
         if further := {**(values.get("additional_kwargs") or {}), **further}:
-            split_options(further)
+            split_options(further, cls.model_fields)
             values["additional_kwargs"] = further
         if isinstance(values.get("stop"), str):
             values["stop"] = [values["stop"]]
@@ -103,6 +105,10 @@ class ModelOptions(BaseModel):
         elif values.get("base_url") is not None:
             values.setdefault("model", "")
         return values
+
+    @field_serializer("engine_options")
+    def _dump_engine_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        return without_secrets(options)
 
     def _own_options(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in _OPTION_FIELDS}

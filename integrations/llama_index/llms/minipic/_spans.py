@@ -11,7 +11,7 @@ from llama_index.core.llms import LLM
 from llama_index.llms.minipic._engine import EngineBacked
 from llama_index.llms.minipic._frames import Framed, frame_of
 from llama_index.llms.minipic._messages import to_prompt, unmarked_parts
-from llama_index.llms.minipic._nodes import NodeLike, text_of
+from llama_index.llms.minipic._nodes import NodeLike, texts_of
 from llama_index.llms.minipic._synthesis import watch
 from pydantic import Field
 
@@ -33,7 +33,7 @@ class SpanMethods(EngineBacked, LLM):
 
     def warm(
         self,
-        nodes: Iterable[NodeLike],
+        nodes: Iterable[NodeLike] | NodeLike,
         prompt: Framed = None,
         *,
         progress: bool = False,
@@ -42,7 +42,7 @@ class SpanMethods(EngineBacked, LLM):
         """Compute nodes ahead of time.
 
         Args:
-            nodes: as an index gives them, with or without scores; or their texts.
+            nodes: as an index gives them, with or without scores; or their texts; or one.
             prompt: where they will be used. With frame "prefix" a span belongs to what precedes
                 the first span of its prompt. A query engine, a chat engine, a response
                 synthesizer, a template, messages with a span in them, or a list of such. Default:
@@ -53,7 +53,7 @@ class SpanMethods(EngineBacked, LLM):
         Raises:
             PromptError: an element is no node; or a prompt without a place for nodes.
         """
-        texts = [text for text in map(text_of, nodes) if text]
+        texts = [text for text in texts_of(nodes) if text]
         layout = self._layout_options(options)
         engine = self._get_engine()
         reports = [
@@ -68,7 +68,7 @@ class SpanMethods(EngineBacked, LLM):
         )
 
     async def awarm(
-        self, nodes: Iterable[NodeLike], prompt: Framed = None, **options: Any
+        self, nodes: Iterable[NodeLike] | NodeLike, prompt: Framed = None, **options: Any
     ) -> WarmReport:
         """`warm`, in a thread of its own."""
         return await asyncio.to_thread(self.warm, nodes, prompt, **options)

@@ -51,7 +51,6 @@ class MiniPIC(Generating, Prompting, Structured, Calling):
             it.
     """
 
-    context_window: int | None = None
     is_function_calling_model: bool = True
 
     @classmethod

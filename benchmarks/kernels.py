@@ -29,17 +29,17 @@ if "--dry-run" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 from benchmarks.kernel_cases import CASES, LLAMA_8B, TINY, TINY_CASES, Inputs
+from minipic_backend.attention.compact import plan_compact
 from minipic_backend.attention.dispatch import (
     PagedWork,
     SpanWork,
-    max_copies,
+    max_compact_keys,
     plan_dependent,
     run_dependent,
 )
 from minipic_backend.attention.geometry import Geometry, choose_geometry
 from minipic_backend.attention.naive import naive_span_attention, naive_varlen_attention
 from minipic_backend.attention.sequences import context_sequences
-from minipic_backend.attention.virtual import plan_virtual
 from minipic_backend.attention.work import WorkPlan, plan_work
 
 Runner = Callable[[int, torch.Tensor], object]
@@ -52,7 +52,7 @@ def stock_attention() -> Any:
         return naive_varlen_attention
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
-    return partial(flash_attn_varlen_func, fa_version=3, return_softmax_lse=True)
+    return partial(flash_attn_varlen_func, fa_version=3)
 
 
 def variants(inputs: Inputs, attend: Any) -> Iterator[tuple[str, str, Runner]]:
@@ -80,14 +80,13 @@ def variants(inputs: Inputs, attend: Any) -> Iterator[tuple[str, str, Runner]]:
 
         return run
 
-    plan = plan_virtual(inputs.runs, table, shape.block_size, max_copies(shape))
-    virtual = SpanWork((), plan, False)
+    compact = SpanWork((), plan_compact(inputs.runs, table, max_compact_keys(shape)), False)
     yield "stock", "plain", stock
     yield "paged, one segment", "plain", planned(plan_dependent(inputs.plain, table, shape))
     yield "span_local", "span_local", planned(plan_dependent(inputs.runs, table, shape))
-    yield "virtual", "span_local", planned(virtual)
+    yield "compact", "span_local", planned(compact)
     yield "unrotated", "unrotated", planned(plan_dependent(inputs.runs, table, unrotated))
-    chosen = plan_dependent(inputs.runs, table, shape, virtual=True)
+    chosen = plan_dependent(inputs.runs, table, shape, compact=True)
     yield "chosen by the rule", "span_local", planned(chosen)
 
 
@@ -113,9 +112,7 @@ def tuned(inputs: Inputs, encoding: str) -> Iterator[tuple[str, str, Runner]]:
                 rows.num_rows, rows.num_tokens, workers, block_q, n, device=inputs.device
             )
             plan_work(plan, rows, part.segments)
-            work = SpanWork(
-                (PagedWork(rows, part.segments, plan, geometry),), None, shape.unrotated
-            )
+            work = SpanWork((PagedWork(rows, part.segments, plan, geometry),), (), shape.unrotated)
 
             def run(layer: int, out: torch.Tensor, work: SpanWork = work) -> object:
                 key, value = inputs.layer(layer)
@@ -192,7 +189,7 @@ def planning_microseconds(inputs: Inputs) -> float:
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        plan_dependent(inputs.runs, inputs.block_table, inputs.shape, virtual=True)
+        plan_dependent(inputs.runs, inputs.block_table, inputs.shape, compact=True)
         if inputs.device == "cuda":
             torch.cuda.synchronize()
         times.append(1e6 * (time.perf_counter() - begin))

@@ -2,17 +2,16 @@
 
     queries of a row x heads of a group
         <= 16   paged kernel, tiles of 16 rows: decode, limited by memory
-        more    paged kernel, tiles of 32, 64 or 128 rows; or copies of the queries through a stock
-                varlen attention (`virtual`), if it may be used and the estimate below favours it;
-                an fp8 cache stays with the paged kernel: turned queries would be rounded to fp8
-                a second time
+        more    paged kernel, tiles of 32, 64 or 128 rows; or a stock varlen attention over copies
+                of the keys (`compact`), if it may be used and the estimate below favours it; an
+                fp8 cache stays with the paged kernel: turned keys would be rounded a second time
 
     paged    max(flops / PAGED_FLOPS, reading) + PAGED_SECONDS
-    virtual  max(flops / STOCK_FLOPS, reading) + copies / BYTES_PER_SECOND + VIRTUAL_SECONDS
+    compact  max(flops / STOCK_FLOPS, reading) + copies / BYTES_PER_SECOND + COMPACT_SECONDS
 
     flops    4 * rows, rounded up to a tile, * keys seen * head size
     reading  bytes of the keys and values seen / BYTES_PER_SECOND
-    copies   bytes of queries * segments seen, twice written and read (turned, partial outputs)
+    copies   the same bytes, read and written once more
 
 The constants are for one H200; `benchmarks/kernels.py` measures what they stand for.
 """
@@ -26,6 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minipic_backend.attention.compact import (
+    Attend,
+    CompactPass,
+    compact_attention,
+    num_seen,
+    plan_compact,
+)
 from minipic_backend.attention.geometry import (
     AttentionShape,
     Geometry,
@@ -34,19 +40,17 @@ from minipic_backend.attention.geometry import (
 )
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun, QueryRows, RowSegments, upload
-from minipic_backend.attention.sequences import joined
 from minipic_backend.attention.span_local import span_local_attention
 from minipic_backend.attention.unrotated import unrotated_attention
-from minipic_backend.attention.virtual import Attend, VirtualPlan, plan_virtual, virtual_attention
 from minipic_backend.attention.work import WorkPlan, plan_work
 
 __all__ = [
     "PagedWork",
     "SpanWork",
     "graph_work",
-    "max_copies",
+    "max_compact_keys",
     "plan_dependent",
-    "prefers_virtual",
+    "prefers_compact",
     "refresh_graph_work",
     "run_dependent",
 ]
@@ -55,12 +59,13 @@ PAGED_FLOPS = 220e12
 STOCK_FLOPS = 550e12
 BYTES_PER_SECOND = 3.5e12
 PAGED_SECONDS = 40e-6
-VIRTUAL_SECONDS = 150e-6
-"""What a layer costs beyond its arithmetic, on the device and, the larger part for `virtual` with
-its four launches, on the host: a step of few tokens waits for the host, not for the device."""
+COMPACT_SECONDS = 65e-6
+"""What a layer costs beyond its arithmetic and its copies, on the device and on the host, for which
+a step of few tokens waits: `compact` has a launch more, or three."""
 
-COPY_BUFFER_BYTES = 256 << 20
-"""Room for turned queries and their partial outputs; more queries take several passes."""
+COMPACT_BUFFER_BYTES = 512 << 20
+"""Room for the copies of a pass: 131,072 tokens of an 8B Llama. More keys take several passes; a
+request that sees more stays with the paged kernel."""
 
 MIN_SHARE = 256
 """Keys below which a worker's share is not cut further."""
@@ -81,35 +86,34 @@ class SpanWork:
     """What a batch needs beyond stock attention, for all layers of one shape."""
 
     paged: tuple[PagedWork, ...]
-    virtual: VirtualPlan | None
+    compact: tuple[CompactPass, ...]
     unrotated: bool
 
 
-def prefers_virtual(shape: AttentionShape, runs: Sequence[PlacedRun]) -> bool:
-    """Whether the estimate at the top favours copies of the queries for these runs."""
+def prefers_compact(shape: AttentionShape, runs: Sequence[PlacedRun]) -> bool:
+    """Whether the estimate at the top favours copies of the keys for these runs."""
     longest = max(placed.run.num_tokens for placed in runs)
     block_m = choose_geometry(shape, longest).block_m
-    paged_flops = stock_flops = num_keys = num_copies = 0
+    paged_flops = stock_flops = num_keys = 0
     for placed in runs:
-        run = placed.run
-        seen = joined(run.seen)
-        keys = sum(min(s.end, run.end) - s.start for s in seen)
-        rows = run.num_tokens * shape.group
+        keys = num_seen(placed.run)
+        rows = placed.run.num_tokens * shape.group
         flops_per_row = 4 * keys * shape.num_kv_heads * shape.head_size
         paged_flops += _round_up(rows, block_m) * flops_per_row
         stock_flops += _round_up(rows, 128) * flops_per_row
         num_keys += keys
-        num_copies += run.num_tokens * len(seen)
-    head_bytes = shape.head_size * shape.itemsize
-    reading = 2 * num_keys * shape.num_kv_heads * head_bytes / BYTES_PER_SECOND
-    copies = 4 * num_copies * shape.num_heads * head_bytes / BYTES_PER_SECOND
-    virtual = max(stock_flops / STOCK_FLOPS, reading) + copies + VIRTUAL_SECONDS
-    return virtual < max(paged_flops / PAGED_FLOPS, reading) + PAGED_SECONDS
+    reading = num_keys * _bytes_per_token(shape) / BYTES_PER_SECOND
+    compact = max(stock_flops / STOCK_FLOPS, reading) + 2 * reading + COMPACT_SECONDS
+    return compact < max(paged_flops / PAGED_FLOPS, reading) + PAGED_SECONDS
 
 
-def max_copies(shape: AttentionShape) -> int:
-    """Copies of a query that `COPY_BUFFER_BYTES` have room for, each with its partial output."""
-    return max(COPY_BUFFER_BYTES // (2 * shape.num_heads * shape.head_size * shape.itemsize), 1)
+def max_compact_keys(shape: AttentionShape) -> int:
+    """Keys, with their values, that `COMPACT_BUFFER_BYTES` have room for."""
+    return max(COMPACT_BUFFER_BYTES // _bytes_per_token(shape), 1)
+
+
+def _bytes_per_token(shape: AttentionShape) -> int:
+    return 2 * shape.num_kv_heads * shape.head_size * shape.itemsize
 
 
 def _round_up(n: int, step: int) -> int:
@@ -117,7 +121,7 @@ def _round_up(n: int, step: int) -> int:
 
 
 def plan_dependent(
-    runs: Sequence[PlacedRun], block_table: Tensor, shape: AttentionShape, *, virtual: bool = False
+    runs: Sequence[PlacedRun], block_table: Tensor, shape: AttentionShape, *, compact: bool = False
 ) -> SpanWork:
     """Plans a batch's runs, once per step for all layers; uploads, but never waits.
 
@@ -125,19 +129,20 @@ def plan_dependent(
         runs: dependent ones; with `shape.unrotated`, all.
         block_table: [num_requests, max_blocks], int32, on the device.
         shape: of the layers.
-        virtual: a varlen attention will be handed to `run_dependent`: 16-bit cache, segments that
-            start at a block (markers seen).
+        compact: a varlen attention will be handed to `run_dependent`: the cache has the dtype of
+            the queries.
     """
     few = [r for r in runs if r.run.num_tokens * shape.group <= 16]
     many = [r for r in runs if r.run.num_tokens * shape.group > 16]
-    plan: VirtualPlan | None = None
-    if virtual and many and not (shape.unrotated or shape.window):
-        starts = {s.start for r in many for s in r.run.seen}
-        if all(start % shape.block_size == 0 for start in starts) and prefers_virtual(shape, many):
-            plan = plan_virtual(many, block_table, shape.block_size, max_copies(shape))
-            many = []
+    passes: tuple[CompactPass, ...] = ()
+    if compact and many and not (shape.unrotated or shape.window):
+        max_keys = max_compact_keys(shape)
+        fitting = [r for r in many if num_seen(r.run) <= max_keys]
+        if fitting and prefers_compact(shape, fitting):
+            passes = plan_compact(fitting, block_table, max_keys)
+            many = [r for r in many if num_seen(r.run) > max_keys]
     paged = tuple(_paged_work(part, block_table, shape) for part in (few, many) if part)
-    return SpanWork(paged, plan, shape.unrotated)
+    return SpanWork(paged, passes, shape.unrotated)
 
 
 def run_dependent(
@@ -163,11 +168,11 @@ def run_dependent(
             scale=scale, soft_cap=soft_cap, q_scale=q_scale, k_scale=k_scale,
             v_scale=v_scale, geometry=part.geometry,
         )  # fmt: skip
-    if work.virtual is not None:
+    if work.compact:
         if attend is None:
             raise ValueError("This batch was planned for a varlen attention")
-        virtual_attention(
-            query, key_cache, value_cache, work.virtual, rotary, out, attend, scale=scale,
+        compact_attention(
+            query, key_cache, value_cache, work.compact, rotary, out, attend, scale=scale,
             soft_cap=soft_cap,
         )  # fmt: skip
     return out
@@ -195,7 +200,7 @@ def graph_work(
     nothing = torch.zeros(0, dtype=torch.int32, device=device)
     rows = QueryRows(nothing, nothing, nothing, nothing[None], max_query_len, 0)
     segments = RowSegments(nothing, nothing, nothing, nothing, nothing, nothing)
-    return SpanWork((PagedWork(rows, segments, plan, geometry),), None, unrotated)
+    return SpanWork((PagedWork(rows, segments, plan, geometry),), (), unrotated)
 
 
 def refresh_graph_work(work: SpanWork, rows: QueryRows, segments: RowSegments) -> SpanWork:
@@ -209,7 +214,7 @@ def refresh_graph_work(work: SpanWork, rows: QueryRows, segments: RowSegments) -
     (part,) = work.paged
     plan = part.plan.narrowed(rows.num_rows, rows.num_tokens)
     plan_work(plan, rows, segments, MIN_SHARE)
-    return SpanWork((PagedWork(rows, segments, plan, part.geometry),), None, work.unrotated)
+    return SpanWork((PagedWork(rows, segments, plan, part.geometry),), (), work.unrotated)
 
 
 def _paged_work(runs: Sequence[PlacedRun], block_table: Tensor, shape: AttentionShape) -> PagedWork:

@@ -169,37 +169,42 @@ def naive_varlen_attention(
     v: Tensor,
     cu_seqlens_q: Tensor,
     max_seqlen_q: int,
-    seqused_k: Tensor,
     max_seqlen_k: int,
-    block_table: Tensor,
     softmax_scale: float,
     causal: bool,
     softcap: float,
     out: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """What `flash_attn_varlen_func` computes over a paged cache, as `virtual.Attend`."""
-    lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
+    cu_seqlens_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    """What `flash_attn_varlen_func` computes, over a paged cache or over keys in a row."""
     bounds = cu_seqlens_q.tolist()
     assert max_seqlen_q == max(b - a for a, b in pairwise(bounds))
-    assert max_seqlen_k == int(seqused_k.max())
-    block_size = k.shape[1]
-    for row, num_keys in enumerate(seqused_k.tolist()):
-        lo, hi = bounds[row], bounds[row + 1]
-        blocks = block_table[row, : -(-num_keys // block_size)].long()
+    if block_table is not None:
+        assert seqused_k is not None
+        size = k.shape[1]
+        counts = seqused_k.tolist()
+        used = [row[: -(-n // size)].long() for row, n in zip(block_table, counts, strict=True)]
+        pairs = [
+            (k[blocks].flatten(0, 1)[:n], v[blocks].flatten(0, 1)[:n])
+            for blocks, n in zip(used, counts, strict=True)
+        ]
+    else:
+        assert cu_seqlens_k is not None
+        pairs = [(k[a:b], v[a:b]) for a, b in pairwise(cu_seqlens_k.tolist())]
+    assert max_seqlen_k == max(len(keys) for keys, _ in pairs)
+    for (lo, hi), pair in zip(pairwise(bounds), pairs, strict=True):
         keys, values = (
-            cache[blocks]
-            .flatten(0, 1)[:num_keys]
-            .double()
-            .repeat_interleave(q.shape[1] // k.shape[2], dim=1)
-            for cache in (k, v)
+            x.double().repeat_interleave(q.shape[1] // k.shape[-2], dim=1) for x in pair
         )
+        num_keys = len(keys)
         scores = torch.einsum("qhd,khd->hqk", q[lo:hi].double(), keys) * softmax_scale
         if softcap > 0:
             scores = softcap * torch.tanh(scores / softcap)
         if causal:
             last = torch.arange(num_keys - (hi - lo), num_keys, device=q.device)[:, None]
             scores.masked_fill_(torch.arange(num_keys, device=q.device) > last, -torch.inf)
-        lse[:, lo:hi] = scores.logsumexp(-1)
         weights = scores.softmax(-1).nan_to_num(0.0)
         out[lo:hi] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
-    return out, lse
+    return out

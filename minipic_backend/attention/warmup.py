@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minipic_backend.attention.compact import Attend, plan_compact
 from minipic_backend.attention.dispatch import (
     SpanWork,
-    max_copies,
+    max_compact_keys,
     plan_dependent,
     run_dependent,
 )
 from minipic_backend.attention.geometry import AttentionShape, choose_geometry
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun, Run, SeenSegment
-from minipic_backend.attention.virtual import Attend, plan_virtual
 from minipic_backend.spans.segments import SegmentKind
 
 __all__ = ["query_lengths", "warm_up"]
@@ -63,7 +63,7 @@ def warm_up(
         max_tokens: tokens of a batch, at most.
         scale: factor on the scores.
         soft_cap: of the scores; 0 for none.
-        attend: the varlen attention, if the layer has one (see `virtual`).
+        attend: the varlen attention, if the layer has one (see `compact`).
 
     Returns:
         How many batches were run.
@@ -83,8 +83,9 @@ def warm_up(
         )
         query = torch.zeros_like(out).to(query_dtype or dtype)
         works = [plan_dependent(runs, table, shape)]
-        if attend is not None and num_rows == 1 and not shape.unrotated:
-            works.append(SpanWork((), plan_virtual(runs, table, size, max_copies(shape)), False))
+        # Its kernel knows neither rows nor queries: once is enough.
+        if attend is not None and count == 0 and not shape.unrotated:
+            works.append(SpanWork((), plan_compact(runs, table, max_compact_keys(shape)), False))
         for work in works:
             run_dependent(
                 work, query, key_cache, value_cache, rotary, out, scale=scale, soft_cap=soft_cap,

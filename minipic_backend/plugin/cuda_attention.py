@@ -133,7 +133,7 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         metadata = _widen(super().build(0, batch, fast_build))
         if others:
             metadata.work = plan_dependent(
-                others, common.block_table_tensor, self.shape, virtual=not self.is_fp8
+                others, common.block_table_tensor, self.shape, compact=not self.is_fp8
             )
             metadata.context_queries = async_tensor_h2d(
                 np.concatenate([_NO_QUERIES, *(_queries(placed) for placed in context)]),
@@ -264,12 +264,12 @@ class SpanFlashImpl(FlashAttentionImpl):
             parts = tuple(part.view(current_platform.fp8_dtype()) for part in parts)
         return tuple(canonicalize_singleton_dim_strides(part) for part in parts)
 
-    def _attend(self, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """FlashAttention with its log-sum-exp, [num_heads, num_queries]."""
+    def _attend(self, **arguments: Any) -> torch.Tensor:
+        """FlashAttention over keys one behind the other."""
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 
         return flash_attn_varlen_func(  # type: ignore[no-any-return]
-            **arguments, return_softmax_lse=True, fa_version=self.vllm_flash_attn_version
+            **arguments, fa_version=self.vllm_flash_attn_version
         )
 
 

@@ -257,7 +257,7 @@ def test_fp8_is_read_with_its_scales_and_never_through_copies(
     num_kv_heads: int,
 ) -> None:
     """Queries and cache in fp8 against the same values, scales multiplied in, in bfloat16."""
-    monkeypatch.setattr(dispatch, "prefers_virtual", lambda *_: True)
+    monkeypatch.setattr(dispatch, "prefers_compact", lambda *_: True)
     torch.manual_seed(0)
     starts, counts = [7, 0], [3, len(PROMPT)]
     spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
@@ -267,7 +267,7 @@ def test_fp8_is_read_with_its_scales_and_never_through_copies(
     batch = common(starts, counts, device)
     batch = batch.replace(block_table_tensor=batch.block_table_tensor - 100)
     metadata = new.build(0, batch, spans=spans)
-    assert metadata.work.virtual is None
+    assert metadata.work.compact == ()
     num_tokens = sum(counts)
     # As vLLM allocates it: bytes, [num_blocks, num_kv_heads, block_size, 2 * head_size].
     cache = torch.randn(16, num_kv_heads, SIZE, 64).to(torch.float8_e4m3fn).to(device)

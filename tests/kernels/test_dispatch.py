@@ -8,10 +8,11 @@ from cases import Batch, Heads, Request, make_table
 from paged import max_error
 
 from minipic_backend.attention import dispatch
+from minipic_backend.attention.compact import num_seen
 from minipic_backend.attention.dispatch import (
     graph_work,
     plan_dependent,
-    prefers_virtual,
+    prefers_compact,
     refresh_graph_work,
     run_dependent,
 )
@@ -52,19 +53,19 @@ def test_a_tile_holds_a_query_of_every_head(head_size, group, itemsize):
 
 
 @pytest.mark.parametrize(
-    ("num_queries", "num_documents", "document", "is_virtual"),
-    [(50, 100, 1000, True), (2048, 10, 1000, True), (50, 10, 121, False), (1, 100, 1000, False)],
+    ("num_queries", "num_documents", "document", "is_compact"),
+    [(50, 100, 1000, True), (2048, 10, 1000, True), (5, 10, 1000, False), (1, 100, 1000, False)],
 )
-def test_the_rule(num_queries, num_documents, document, is_virtual):
+def test_the_rule(num_queries, num_documents, document, is_compact):
     table = make_table(16, [document] * num_documents, num_queries, 16)
     (run,) = split_runs(table, table.last.start, table.num_prompt_tokens)
-    assert prefers_virtual(LLAMA_8B, [PlacedRun(0, 0, run)]) is is_virtual
+    assert prefers_compact(LLAMA_8B, [PlacedRun(0, 0, run)]) is is_compact
 
 
-@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("encoding", ["span_local", "unrotated"])
-def test_a_batch_of_everything(device, encoding, virtual, monkeypatch):
-    monkeypatch.setattr(dispatch, "prefers_virtual", lambda *_: True)
+def test_a_batch_of_everything(device, encoding, compact, monkeypatch):
+    monkeypatch.setattr(dispatch, "prefers_compact", lambda *_: True)
     monkeypatch.setattr(dispatch, "MIN_SHARE", 16)
     table = make_table(20, [18, 3], 21, 16)
     end = table.num_prompt_tokens
@@ -73,8 +74,8 @@ def test_a_batch_of_everything(device, encoding, virtual, monkeypatch):
     runs = [PlacedRun(i, batch.query_start(i, run.start), run) for i, run in batch.runs()]
     if encoding == "span_local":
         runs = [p for p in runs if p.run.kind is not SegmentKind.SPAN]
-    work = plan_dependent(runs, batch.block_table(), shape_of(batch), virtual=virtual)
-    assert (work.virtual is not None) == (virtual and encoding == "span_local")
+    work = plan_dependent(runs, batch.block_table(), shape_of(batch), compact=compact)
+    assert bool(work.compact) == (compact and encoding == "span_local")
     run_dependent(
         work, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out, scale=0.25,
         attend=naive_varlen_attention,
@@ -118,8 +119,8 @@ def test_a_plan_for_a_varlen_attention_needs_one(device):
     batch = Batch([Request(table, 64, 85)], Heads(), "span_local", device=device)
     runs = [PlacedRun(0, 0, batch.runs()[0][1])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "prefers_virtual", lambda *_: True)
-        work = plan_dependent(runs, batch.block_table(), shape_of(batch), virtual=True)
+        patch.setattr(dispatch, "prefers_compact", lambda *_: True)
+        work = plan_dependent(runs, batch.block_table(), shape_of(batch), compact=True)
     with pytest.raises(ValueError, match="varlen"):
         run_dependent(
             work, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out,
@@ -129,9 +130,29 @@ def test_a_plan_for_a_varlen_attention_needs_one(device):
 
 @pytest.mark.parametrize("change", [{"window": 9}, {"unrotated": True}])
 def test_windows_and_unrotated_keys_stay_with_the_paged_kernel(device, change, monkeypatch):
-    monkeypatch.setattr(dispatch, "prefers_virtual", lambda *_: True)
+    monkeypatch.setattr(dispatch, "prefers_compact", lambda *_: True)
     table = make_table(20, [18], 21, 16)
     batch = Batch([Request(table, 64, 85)], Heads(), "span_local", device=device)
     runs = [PlacedRun(0, 0, batch.runs()[0][1])]
     shape = AttentionShape(2, 1, 32, 16, **change)
-    assert plan_dependent(runs, batch.block_table(), shape, virtual=True).virtual is None
+    assert plan_dependent(runs, batch.block_table(), shape, compact=True).compact == ()
+
+
+def test_a_request_too_long_for_the_buffer_stays_with_the_paged_kernel(device, monkeypatch):
+    monkeypatch.setattr(dispatch, "prefers_compact", lambda *_: True)
+    table = make_table(20, [18, 3], 21, 16)
+    end = table.num_prompt_tokens
+    requests = [Request(table, 80, end), Request(table, end - 4, end - 1), Request(None, 3, 40)]
+    batch = Batch(requests, Heads(), "span_local", device=device)
+    runs = [PlacedRun(i, batch.query_start(i, run.start), run) for i, run in batch.runs()]
+    room = max(num_seen(p.run) for p in runs) - 1
+    monkeypatch.setattr(dispatch, "max_compact_keys", lambda _: room)
+    work = plan_dependent(runs, batch.block_table(), shape_of(batch), compact=True)
+    assert work.compact
+    assert work.paged
+    run_dependent(
+        work, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out, scale=0.25,
+        attend=naive_varlen_attention,
+    )  # fmt: skip
+    mine = ~batch.is_pad()
+    assert max_error(batch.out[mine], batch.expected(0.25)[mine]) < 1e-5

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import Batch, Heads, Request, make_patched
 from paged import max_error, run_paged
-from test_virtual import check, run_virtual
+from test_compact import check, run_compact
 
 encodings = pytest.mark.parametrize("encoding", ["span_local", "unrotated"])
 SPANS = [34, 20, 17]
@@ -43,14 +43,14 @@ def test_paged_hidden_markers_and_padded_offsets(device, encoding):
     assert max_error(out[mine], batch.expected(0.25)[mine]) < 1e-5
 
 
-@pytest.mark.parametrize("patches", [HEADS, BLOCKS], ids=["heads", "blocks"])
-@pytest.mark.parametrize("max_copies", [10, 10**6])
-def test_virtual(device, patches, max_copies):
+@pytest.mark.parametrize("patches", [HEADS, BLOCKS, ODD], ids=["heads", "blocks", "odd"])
+@pytest.mark.parametrize("max_keys", [150, 10**6])
+def test_compact(device, patches, max_keys):
     table = make_patched(19, SPANS, patches, 9, 16)
     batch = Batch(
         behind_spans(table), Heads(num_heads=6, num_kv_heads=2), "span_local", device=device
     )
-    run_virtual(batch, max_copies=max_copies)
+    run_compact(batch, max_keys=max_keys)
     check(batch, batch.expected(0.25))
 
 

@@ -1,4 +1,4 @@
-"""Copies of queries through a varlen attention, and spans as virtual sequences."""
+"""Copies of keys through a varlen attention, and spans as sequences."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 from cases import Batch, Heads, Request, make_table
 from paged import max_error, relative_error
 
+from minipic_backend.attention.compact import TILE, compact_attention, num_seen, plan_compact
 from minipic_backend.attention.naive import naive_varlen_attention
 from minipic_backend.attention.rows import PlacedRun, SeenSegment
 from minipic_backend.attention.sequences import context_sequences, joined
-from minipic_backend.attention.virtual import plan_virtual, virtual_attention
 from minipic_backend.spans.segments import SegmentKind
 
 
@@ -19,14 +19,14 @@ def placed_runs(batch, *kinds):
     return [placed for placed in runs if placed.run.kind in kinds]
 
 
-def run_virtual(batch, scale=0.25, soft_cap=0.0, max_copies=10**6):
+def run_compact(batch, scale=0.25, soft_cap=0.0, max_keys=10**6):
     runs = placed_runs(batch, SegmentKind.DEPENDENT)
-    plan = plan_virtual(runs, batch.block_table(), batch.block_size, max_copies)
-    virtual_attention(
-        batch.query, batch.key_cache, batch.value_cache, plan, batch.rotary, batch.out,
+    passes = plan_compact(runs, batch.block_table(), max_keys)
+    compact_attention(
+        batch.query, batch.key_cache, batch.value_cache, passes, batch.rotary, batch.out,
         naive_varlen_attention, scale=scale, soft_cap=soft_cap,
     )  # fmt: skip
-    return plan
+    return passes
 
 
 def check(batch, expected):
@@ -46,19 +46,39 @@ def test_questions(device, num_spans, frame):
     end = table.num_prompt_tokens
     requests = [Request(table, table.last.start, end), Request(table, end + 1, end + 3)]
     batch = Batch(requests, Heads(num_heads=6, num_kv_heads=2), "span_local", device=device)
-    run_virtual(batch)
+    run_compact(batch)
     check(batch, batch.expected(0.25))
 
 
-@pytest.mark.parametrize("max_copies", [1, 10, 25])
-def test_passes(device, max_copies):
+@pytest.mark.parametrize("max_keys", [84, 100, 149])
+def test_passes(device, max_keys):
     table = make_table(19, [16, 31], 5, 16)
     end = table.num_prompt_tokens
     requests = [Request(table, 60, end), Request(None, 3, 6), Request(table, end - 4, end)]
     batch = Batch(requests, Heads(), "span_local", device=device)
-    plan = run_virtual(batch, max_copies=max_copies)
-    assert len(plan.passes) > 1
-    assert all(p.source.shape[0] <= max(max_copies, 4) for p in plan.passes)
+    passes = run_compact(batch, max_keys=max_keys)
+    assert len(passes) > 1
+    assert all(part.num_keys <= max_keys for part in passes)
+    check(batch, batch.expected(0.25))
+
+
+def test_a_run_that_the_buffer_cannot_hold_is_refused(device):
+    table = make_table(19, [16, 31], 5, 16)
+    batch = Batch([Request(table, 80, 85)], Heads(), "span_local", device=device)
+    (placed,) = placed_runs(batch, SegmentKind.DEPENDENT)
+    count = num_seen(placed.run)
+    assert plan_compact([placed], batch.block_table(), count)[0].num_keys == count
+    with pytest.raises(ValueError, match=str(count)):
+        plan_compact([placed], batch.block_table(), count - 1)
+
+
+@pytest.mark.parametrize("length", [TILE - 1, TILE, TILE + 1, 3 * TILE + 5])
+def test_long_segments_take_several_tiles(device, length):
+    table = make_table(3, [length, 2 * TILE, 1, length], length, 16, offsets="padded")
+    end = table.num_prompt_tokens
+    requests = [Request(table, end - 3, end), Request(table, table.last.start, end - 1)]
+    batch = Batch(requests, Heads(), "span_local", device=device)
+    run_compact(batch)
     check(batch, batch.expected(0.25))
 
 
@@ -68,18 +88,18 @@ def test_passes(device, max_copies):
 def test_heads(device, heads):
     table = make_table(0, [16, 18], 5, 16)
     batch = Batch([Request(table, 48, table.num_prompt_tokens)], heads, "span_local", device=device)
-    run_virtual(batch, soft_cap=2.0)
+    run_compact(batch, soft_cap=2.0)
     check(batch, batch.expected(0.25, soft_cap=2.0))
 
 
 def test_bfloat16(device):
-    """As in test_paged, and the partial outputs are rounded before they are merged."""
+    """As in test_paged, and the turned keys are rounded."""
     table = make_table(16, [40, 30, 17], 8, 16)
     batch = Batch(
         [Request(table, table.last.start, table.num_prompt_tokens)], Heads(), "span_local",
         dtype=torch.bfloat16, device=device,
     )  # fmt: skip
-    run_virtual(batch)
+    run_compact(batch)
     assert relative_error(batch.out, batch.expected(0.25)) < 2.0**-8
 
 
@@ -93,7 +113,7 @@ def test_spans_behind_their_frames(device):
     queries = torch.cat(
         [torch.arange(p.query, p.query + p.run.num_tokens, device=device) for p in runs]
     )
-    out, _ = naive_varlen_attention(
+    out = naive_varlen_attention(
         q=batch.query[queries], k=batch.key_cache, v=batch.value_cache,
         cu_seqlens_q=s.cu_seqlens_q, max_seqlen_q=s.max_seqlen_q, seqused_k=s.seqused_k,
         max_seqlen_k=s.max_seqlen_k, block_table=s.block_table, softmax_scale=0.25, causal=True,
@@ -112,19 +132,20 @@ def test_neighbours_that_one_query_serves_are_joined():
     ]  # fmt: skip
 
 
-def test_hidden_markers_are_refused(device):
-    table = make_table(0, [5, 5], 5, 16, see_markers=False)
-    batch = Batch([Request(table, 32, 37)], Heads(), "span_local", device=device)
-    with pytest.raises(ValueError, match="start at a block"):
-        run_virtual(batch)
+@pytest.mark.parametrize("offsets", ["compact", "padded"])
+def test_hidden_markers(device, offsets):
+    table = make_table(16, [5, 20], 5, 16, see_markers=False, offsets=offsets)
+    batch = Batch([Request(table, 64, 69)], Heads(), "span_local", device=device)
+    run_compact(batch)
+    check(batch, batch.expected(0.25))
 
 
 def test_fp8_is_refused(device):
-    """Turned copies of fp8 queries would be rounded a second time."""
+    """Turned copies of fp8 keys would be rounded a second time."""
     table = make_table(0, [5], 5, 16)
     batch = Batch(
         [Request(table, 16, 21)], Heads(), "span_local", dtype=torch.bfloat16, device=device,
         query_dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e4m3fn,
     )  # fmt: skip
     with pytest.raises(ValueError, match="float8"):
-        run_virtual(batch)
+        run_compact(batch)

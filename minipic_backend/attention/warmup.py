@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from minipic_backend.attention.compact import Attend, plan_compact
+from minipic_backend.attention.compiling import compile_together
 from minipic_backend.attention.dispatch import (
     SpanWork,
     max_compact_keys,
@@ -13,14 +14,27 @@ from minipic_backend.attention.dispatch import (
     run_dependent,
 )
 from minipic_backend.attention.geometry import AttentionShape, choose_geometry
+from minipic_backend.attention.kernels.compact import compact_kernel
+from minipic_backend.attention.kernels.merge import merge_kernel
+from minipic_backend.attention.kernels.span_local import span_local_kernel
+from minipic_backend.attention.kernels.unrotated import unrotated_kernel
+from minipic_backend.attention.kernels.work import items_kernel, pieces_kernel
 from minipic_backend.attention.rotary import Rotary
-from minipic_backend.attention.rows import PlacedRun, Run, SeenSegment
+from minipic_backend.attention.rows import PlacedRun, QueryRows, RowSegments, Run, SeenSegment
+from minipic_backend.attention.work import WorkPlan, bucket_sizes, plan_work
 from minipic_backend.spans.segments import SegmentKind
 
-__all__ = ["query_lengths", "warm_up"]
+__all__ = ["KERNELS", "most_items", "most_rows", "query_lengths", "warm_up"]
 
-_ROW_COUNTS = (1, 65, 257)
-"""One of each size that the planning kernels are compiled for (`work._bucket`)."""
+KERNELS = (
+    items_kernel,
+    pieces_kernel,
+    span_local_kernel,
+    unrotated_kernel,
+    merge_kernel,
+    compact_kernel,
+)
+"""All that a batch may launch."""
 
 
 def query_lengths(shape: AttentionShape) -> list[int]:
@@ -36,6 +50,18 @@ def query_lengths(shape: AttentionShape) -> list[int]:
     return lengths
 
 
+def most_rows(shape: AttentionShape, max_reqs: int, max_tokens: int) -> int:
+    """Runs that a batch has at most: segments are whole blocks, but where a chunk cuts them."""
+    return min(2 * max_reqs + max_tokens // shape.block_size, max_tokens)
+
+
+def most_items(shape: AttentionShape, max_reqs: int, max_tokens: int) -> int:
+    """Items that a batch has at most (`work`)."""
+    block_m = min(choose_geometry(shape, n).block_m for n in query_lengths(shape))
+    num_tiles = max_tokens // (block_m // shape.group)
+    return min(most_rows(shape, max_reqs, max_tokens) + num_tiles, max_tokens)
+
+
 def warm_up(
     shape: AttentionShape,
     key_cache: Tensor,
@@ -44,13 +70,15 @@ def warm_up(
     *,
     dtype: torch.dtype,
     query_dtype: torch.dtype | None = None,
-    max_rows: int,
+    max_reqs: int,
     max_tokens: int,
     scale: float,
     soft_cap: float = 0.0,
     attend: Attend | None = None,
 ) -> int:
     """Runs every kernel that a batch may need, over whatever the first blocks hold.
+
+    They are compiled side by side first, then run.
 
     Args:
         shape: of the layer.
@@ -59,43 +87,50 @@ def warm_up(
         rotary: of the layer, on the cache's device.
         dtype: of outputs.
         query_dtype: of queries, if it is another.
-        max_rows: requests of a batch, at most.
+        max_reqs: requests of a batch, at most.
         max_tokens: tokens of a batch, at most.
         scale: factor on the scores.
         soft_cap: of the scores; 0 for none.
         attend: the varlen attention, if the layer has one (see `compact`).
 
     Returns:
-        How many batches were run.
+        How many compilations were made side by side; 0 under Triton's interpreter.
     """
     device, size = key_cache.device, shape.block_size
-    count = 0
-    lengths = query_lengths(shape)
-    for length, num_rows in [*((n, 1) for n in lengths), *((1, n) for n in _ROW_COUNTS[1:])]:
-        if num_rows > max_rows or num_rows * length > max_tokens:
-            continue
-        runs = [_run(row, row * length, length, size) for row in range(num_rows)]
-        num_blocks = 2 + -(-length // size)
-        table = torch.arange(num_blocks, dtype=torch.int32, device=device)
-        table = table.clamp(max=key_cache.shape[0] - 1).repeat(num_rows, 1)
-        out = torch.zeros(
-            (num_rows * length, shape.num_heads, shape.head_size), dtype=dtype, device=device
-        )
+    num_rows = most_rows(shape, max_reqs, max_tokens)
+    lengths = [n for n in query_lengths(shape) if n <= max_tokens]
+
+    def attention(length: int, attend: Attend | None) -> None:
+        table = torch.arange(2 + -(-length // size), dtype=torch.int32, device=device)
+        table = table.clamp(max=key_cache.shape[0] - 1)[None]
+        runs = [_run(length, size)]
+        if attend is None:
+            work = plan_dependent(runs, table, shape)
+        else:
+            work = SpanWork((), plan_compact(runs, table, max_compact_keys(shape)), False)
+        out = torch.zeros((length, shape.num_heads, shape.head_size), dtype=dtype, device=device)
         query = torch.zeros_like(out).to(query_dtype or dtype)
-        works = [plan_dependent(runs, table, shape)]
-        # Its kernel knows neither rows nor queries: once is enough.
-        if attend is not None and count == 0 and not shape.unrotated:
-            works.append(SpanWork((), plan_compact(runs, table, max_compact_keys(shape)), False))
-        for work in works:
-            run_dependent(
-                work, query, key_cache, value_cache, rotary, out, scale=scale, soft_cap=soft_cap,
-                attend=attend,
-            )  # fmt: skip
-            count += 1
+        run_dependent(
+            work, query, key_cache, value_cache, rotary, out, scale=scale, soft_cap=soft_cap,
+            attend=attend,
+        )  # fmt: skip
+
+    def everything(attend: Attend | None) -> None:
+        for length in lengths:
+            attention(length, None)
+        if attend is not None:
+            attention(lengths[-1], attend)
+        for num_items in bucket_sizes(most_items(shape, max_reqs, max_tokens)):
+            _plan(min(num_items, num_rows), num_items, device)
+
+    if shape.unrotated:
+        attend = None
+    count = compile_together(KERNELS, lambda: everything(attend and _attend_to_nothing))
+    everything(attend)
     return count
 
 
-def _run(row: int, query: int, length: int, size: int) -> PlacedRun:
+def _run(length: int, size: int) -> PlacedRun:
     """`length` queries behind two segments of a block each, the second one shifted."""
     start = 2 * size
     seen = (
@@ -103,5 +138,16 @@ def _run(row: int, query: int, length: int, size: int) -> PlacedRun:
         SeenSegment(size, 2 * size, 1, 0),
         SeenSegment(start, start + length, 0, 0),
     )
-    run = Run(SegmentKind.DEPENDENT, start, start + length, start, 0, seen)
-    return PlacedRun(row, query, run)
+    return PlacedRun(0, 0, Run(SegmentKind.DEPENDENT, start, start + length, start, 0, seen))
+
+
+def _plan(num_rows: int, num_items: int, device: torch.device) -> None:
+    """Plans rows that have no queries: sizes matter here, not what they hold."""
+    nothing = torch.zeros(num_rows, dtype=torch.int32, device=device)
+    rows = QueryRows(nothing, nothing, nothing, nothing[:, None], 1, num_items)
+    segments = RowSegments.pack([(SeenSegment(0, 1, 0, 0),)] * num_rows, device)
+    plan_work(WorkPlan.allocate(num_rows, num_items, 2, 1, 16, device=device), rows, segments)
+
+
+def _attend_to_nothing(**arguments: object) -> None:
+    """Stands in for `attend` where nothing is run."""

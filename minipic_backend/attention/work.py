@@ -27,7 +27,7 @@ from minipic_backend.attention.kernels.work import (
 )
 from minipic_backend.attention.rows import QueryRows, RowSegments
 
-__all__ = ["WorkPlan", "plan_work"]
+__all__ = ["WorkPlan", "bucket_sizes", "plan_work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,16 @@ def plan_work(
         num_warps=num_warps,
     )
     return plan
+
+
+def bucket_sizes(largest: int) -> list[int]:
+    """One number of rows or items, up to `largest`, for each size that kernels are compiled for."""
+    sizes = []
+    size = _bucket(1)
+    while size < largest:
+        sizes.append(size)
+        size = _bucket(size + 1)
+    return [*sizes, largest]
 
 
 def _max_items(max_rows: int, max_tokens: int, block_q: int) -> int:

@@ -234,10 +234,10 @@ class SpanFlashImpl(FlashAttentionImpl):
         shape: AttentionShape,
         dtype: torch.dtype,
         *,
-        max_rows: int,
+        max_reqs: int,
         max_tokens: int,
     ) -> int:
-        """Compiles what this layer needs behind spans; how many batches were run for that."""
+        """Compiles what this layer needs behind spans; how many compilations that were."""
         assert self.rotary is not None
         key_cache, value_cache = self._split(layer.kv_cache)
         return warm_up(
@@ -247,7 +247,7 @@ class SpanFlashImpl(FlashAttentionImpl):
             self.rotary,
             dtype=dtype,
             query_dtype=None if layer.query_quant is None else key_cache.dtype,
-            max_rows=max_rows,
+            max_reqs=max_reqs,
             max_tokens=max_tokens,
             scale=self.scale,
             soft_cap=self.logits_soft_cap,

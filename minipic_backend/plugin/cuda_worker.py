@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
+import torch
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -23,6 +26,8 @@ from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.rotary import find_rotary, skip_rotation
 
 __all__ = ["SpanCudaWorker", "SpanGPUModelRunner"]
+
+_log = init_logger(f"vllm.{__name__}")  # vLLM configures loggers of its own name only
 
 _BACKEND = "minipic_backend.plugin.cuda_attention.SpanFlashBackend"
 _MIN_GRAPH_SEGMENTS = 1 << 16
@@ -94,6 +99,7 @@ class SpanGPUModelRunner(GPUModelRunner):
         """Compiles the kernels behind spans, so that no request waits for it."""
         layers = self.compilation_config.static_forward_context
         seen: set[tuple[Any, ...]] = set()
+        count, start = 0, time.perf_counter()
         for groups in self.attn_groups:
             for group in groups:
                 shape = group.metadata_builders[0].shape
@@ -103,13 +109,17 @@ class SpanGPUModelRunner(GPUModelRunner):
                     style = (shape, rotary.rotary_dim, rotary.is_neox, impl.logits_soft_cap > 0)
                     if style not in seen:
                         seen.add(style)
-                        impl.warm_up(
+                        count += impl.warm_up(
                             layer,
                             shape,
                             self.dtype,
-                            max_rows=self.max_num_reqs,
+                            max_reqs=self.max_num_reqs,
                             max_tokens=self.max_num_tokens,
                         )
+
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        _log.info("Compiled %d kernels for spans in %.1f seconds", count, seconds)
 
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)

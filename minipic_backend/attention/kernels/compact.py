@@ -15,7 +15,7 @@ TILE_FIELDS = tl.constexpr(5)
 """int32 of a tile: request, first token, tokens, shift, where its first key goes."""
 
 
-@triton.jit(do_not_specialize_on_alignment=["tiles_ptr"])
+@triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["tiles_ptr"])
 def compact_kernel(
     k_ptr,
     v_ptr,

@@ -13,7 +13,7 @@ __all__ = ["merge_kernel"]
 
 
 @triton.jit(
-    do_not_specialize=[],
+    do_not_specialize=["tile_rows"],
     do_not_specialize_on_alignment=["items_ptr", "workers_ptr"],
 )
 def merge_kernel(
@@ -22,11 +22,11 @@ def merge_kernel(
     out_ptr,
     items_ptr,
     workers_ptr,
+    tile_rows,
     stride_token,
     stride_head,
     HEAD_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
@@ -57,7 +57,7 @@ def merge_kernel(
             w = part + tl.arange(0, BLOCK_PARTS)
             slot = 2 * w + (w == first_worker).to(tl.int32)
             # [BLOCK_PARTS, BLOCK_ROWS (, BLOCK_D)]
-            row = ((slot * num_kv_heads + kv_head) * BLOCK_M)[:, None] + m[None, :]
+            row = ((slot * num_kv_heads + kv_head) * tile_rows)[:, None] + m[None, :]
             mask = (w <= last_worker)[:, None] & is_row[None, :]
             lse = tl.load(part_lse_ptr + row, mask=mask, other=float("-inf"))
             out = tl.load(

@@ -250,7 +250,7 @@ def _pass(runs: Sequence[PlacedRun], block_table: Tensor) -> CompactPass:
         queries,
     )
     packed = upload(np.concatenate(parts), block_table.device)
-    tile_part, cu_q, cu_k, indices = packed.split([len(part) for part in parts])
+    tile_part, cu_q, cu_k, indices = torch.split(packed, [len(part) for part in parts])
     return CompactPass(
         tile_part.view(-1, TILE_FIELDS.value),
         block_table,

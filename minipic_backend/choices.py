@@ -44,7 +44,7 @@ def choose_layout(
     values.update(chosen)
     own = {name: values.get(name) for name in TECHNIQUE_SETTINGS}
     settings = resolve_technique(values["technique"], **own)
-    return settings, SpanOptions(settings.frame, values["offsets"], values["see_markers"])
+    return settings, SpanOptions(settings.span_frame, values["offsets"], values["see_markers"])
 
 
 def check_warmable(settings: TechniqueSettings) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "Offsets",
     "Policy",
     "SpanConfig",
+    "SpanFrame",
     "SpanOptions",
     "Technique",
     "TechniqueSettings",
@@ -31,7 +32,12 @@ __all__ = [
 CONFIG_KEY = "minipic"
 """Key of our part in vLLM's `additional_config` and in `SamplingParams.extra_args`."""
 
-Frame = Literal["none", "prefix"]
+Frame = Literal["none", "prefix", "universal"]
+"""What the layout puts in front of spans."""
+
+SpanFrame = Literal["none", "prefix"]
+"""The same to an engine, for which a universal frame is a prompt's prefix."""
+
 KeyEncoding = Literal["span_local", "unrotated"]
 Offsets = Literal["compact", "padded"]
 Policy = Literal["interleaved", "batched", "in_place"]
@@ -58,14 +64,14 @@ class SpanOptions:
             in front: reserved ranges.
     """
 
-    frame: Frame = "prefix"
+    frame: SpanFrame = "prefix"
     offsets: Offsets = "compact"
     see_markers: bool = True
     patches: tuple[Patch, ...] = ()
     places: tuple[Place, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_choice("frame", self.frame, get_args(Frame))
+        _check_choice("frame", self.frame, get_args(SpanFrame))
         _check_choice("offsets", self.offsets, get_args(Offsets))
         if not isinstance(self.see_markers, bool):
             raise ConfigurationError(f"see_markers={self.see_markers!r}: True or False")
@@ -143,7 +149,8 @@ class TechniqueSettings:
 
     Args:
         spans: False lays documents out as ordinary text (exact attention).
-        frame: see `SpanOptions`.
+        frame: see `SpanOptions`; with "universal" the prefix ends where the caller's own text
+            begins: the chat template's opening and the primer, whatever the system prompt.
         primer: passages that look like documents, put at the end of the prefix.
         late: how many of the best-ranked documents go last, into the dependent segment.
         blocks: how many of each document's first blocks are computed anew, in context.
@@ -160,6 +167,11 @@ class TechniqueSettings:
     budget: float = 0.0
     split: bool = False
     schema: bool = False
+
+    @property
+    def span_frame(self) -> SpanFrame:
+        """What the engine computes spans behind."""
+        return "none" if self.frame == "none" else "prefix"
 
 
 _TECHNIQUES: dict[str, TechniqueSettings] = {

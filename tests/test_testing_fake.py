@@ -121,6 +121,17 @@ def test_frame_decides_whether_another_system_prompt_reads_them() -> None:
     assert other.cached_tokens == 16 * len(DOCUMENTS)
 
 
+def test_a_universal_frame_is_shared_by_system_prompts() -> None:
+    engine = FakeEngine(frame="universal", late=0)
+    engine.warm(DOCUMENTS)
+    rows = engine.explain(rag(DOCUMENTS)).rows
+    assert [row.kind for row in rows] == ["prefix", "dependent", *["span"] * 3, "dependent"]
+    spans = sum(row.num_tokens for row in rows if row.kind == "span")
+    for system, cached in (("One.", spans), ("Other.", rows[0].num_tokens + spans)):
+        usage = engine.generate(rag(DOCUMENTS, system=system)).usage
+        assert usage.cached_tokens == cached
+
+
 def test_cache_salt_keeps_tenants_apart() -> None:
     engine = FakeEngine()
     engine.generate(rag(DOCUMENTS), cache_salt="a")

@@ -172,7 +172,7 @@ def _examples(
     markers = choose_markers(tokenizer)
     config = SpanConfig(markers.ssep, markers.pdep, markers.pad, options.block_size)
     layout = Layout(tokenizer, config)
-    span_options = SpanOptions(frame=settings.frame)
+    span_options = SpanOptions(frame=settings.span_frame)
     chat = getattr(tokenizer, "chat_template", None) is not None
     train, held_out = split_documents(passages, 0.1, options.seed)
     kinds = _kinds(options.kinds)

@@ -68,7 +68,7 @@ def explain(options: argparse.Namespace) -> Explanation:
         budget=options.budget,
         primer=False if options.no_primer else None,
     )
-    span_options = SpanOptions(frame=settings.frame, offsets=options.offsets)
+    span_options = SpanOptions(frame=settings.span_frame, offsets=options.offsets)
     prompt = parse_prompt(_read(options.file))
     tokenizer = load_tokenizer(options.model)
     markers = choose_markers(tokenizer)

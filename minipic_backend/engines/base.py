@@ -240,7 +240,8 @@ class BaseEngine(ABC):
         Args:
             documents: texts, or one.
             prompt: with frame "prefix", a prompt with the prefix that the documents will stand
-                behind. Default: the prefixes that this engine met last.
+                behind. Default: the prefixes that this engine met last; with frame "universal",
+                where it met none, that of chats with a system prompt.
             progress: show a progress bar.
             options: layout options and `cache_salt`, as for `generate`.
 
@@ -267,7 +268,9 @@ class BaseEngine(ABC):
         elif prompt is not None:
             prefixes = [self.layout.lay_out_prefix(prompt, settings)]
         else:
-            prefixes = self._prefixes.latest()
+            prefixes = self._prefixes.latest(settings.frame)
+            if not prefixes and settings.frame == "universal":
+                prefixes = [self.layout.lay_out_prefix(None, settings)]
             if not prefixes:
                 raise PromptError(
                     "With frame 'prefix' a document is computed behind the prompt's prefix, and "
@@ -346,7 +349,7 @@ class BaseEngine(ABC):
         laid_out = self.layout.lay_out(prompt, settings, options=span_options)
         if laid_out.num_positions >= self.max_model_len:
             raise ContextWindowError(laid_out.num_positions, self.max_model_len)
-        self._prefixes.add(laid_out.prefix_token_ids)
+        self._prefixes.add(laid_out.prefix_token_ids, settings.frame)
         if laid_out.table is not None:
             span_options = laid_out.table.options
         return Job(laid_out, self._sampling_params(sampling, span_options), dict(request), started)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from minipic_backend.config import (
     CONFIG_KEY,
+    Frame,
     KeyEncoding,
     Offsets,
     Policy,
@@ -33,7 +34,7 @@ class Engine(BaseEngine):
         model: a folder, or a name on the Hugging Face hub.
         technique: "primed" (default), "block_attention", "epic", "epic_paper", "selective", or
             "full" (no spans: exact attention). See docs/techniques.md.
-        frame: overrides the technique's: "none" or "prefix".
+        frame: overrides the technique's: "none", "prefix" or "universal".
         primer: overrides the technique's: "auto", False, a passage, or a sequence of passages.
         late: overrides the technique's: how many of the best-ranked documents are computed in
             full context, last.
@@ -66,7 +67,7 @@ class Engine(BaseEngine):
         model: str,
         *,
         technique: Technique = "primed",
-        frame: Literal["none", "prefix"] | None = None,
+        frame: Frame | None = None,
         primer: Any = None,
         late: int | None = None,
         blocks: int | None = None,

@@ -2,9 +2,12 @@
 
     [BOS text primer … newlines][SSep doc … pads][SSep doc … pads][PDep late-doc question]
 
-- Text before the first document is the prefix, with the primer at its end (frame "prefix" only),
+- Text before the first document is the prefix, with the primer at its end (not with frame "none"),
   filled up to a block boundary with line breaks. A document at the very start gets a prefix of BOS
   and primer, where there are such.
+- With frame "universal" the prefix is the opening of the chat template (`Renderer.opening`; of a
+  raw prompt the BOS) and the primer. The rest of the text before the first document is a dependent
+  segment: a system prompt, say.
 - Each document is a span, encoded on its own in canonical form (`canonical_document`), so that it
   has the same tokens wherever it stands. Even an empty one is a span.
 - Text behind documents is a dependent segment. White space between documents, and what leads a
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
@@ -36,6 +39,7 @@ from minipic_backend.layout.sections import (
     Document,
     Section,
     canonical_document,
+    end_line,
     late_documents,
     read_sections,
 )
@@ -105,19 +109,20 @@ class Layout:
 
         Args:
             prompt: raw or a chat.
-            settings: spans or not, primer, late documents; its frame must be that of `options`.
+            settings: spans or not, primer, late documents; `options` must have its `span_frame`.
             options: frame, offsets and marker visibility; default: the engine's, with the frame of
                 `settings`.
 
         Raises:
-            PromptError: text or messages that cannot be rendered or encoded; an empty prompt.
+            PromptError: text or messages that cannot be rendered or encoded; an empty prompt; frame
+                "universal" and nothing that could be one.
             ConfigurationError: settings and options name different frames.
         """
         if options is None:
-            options = SpanOptions.from_dict({"frame": settings.frame}, self._config.options)
-        if settings.spans and options.frame != settings.frame:
+            options = SpanOptions.from_dict({"frame": settings.span_frame}, self._config.options)
+        if settings.spans and options.frame != settings.span_frame:
             raise ConfigurationError(
-                f"The technique computes spans behind frame {settings.frame!r}, the request's "
+                f"The technique computes spans behind frame {settings.span_frame!r}, the request's "
                 f"options say {options.frame!r}"
             )
         modules: SchemaPrompt | None = None
@@ -129,12 +134,14 @@ class Layout:
                 )
             modules, prompt = prompt, prompt.frame()
         head, sections = read_sections(self._renderer.render(prompt), self.encoder)
-        bos = () if prompt.is_chat else self.encoder.bos
         if not (sections and settings.spans):
-            return self._ordinary(bos, head, sections)
+            return self._ordinary(self._bos(prompt), head, sections)
 
         builder = _Builder(self._config.block_size)
-        self._add_prefix(builder, bos, head, settings)
+        prefix, text = self._split_head(prompt, head, settings)
+        self._add_prefix(builder, self._bos(prompt), prefix, settings)
+        if text:
+            self._add_dependent(builder, text, "text", filler=self._config.pad)
         if modules is not None:
             self._add_modules(builder, modules)
             self._add_last(builder, [], sections[-1].text)
@@ -161,7 +168,8 @@ class Layout:
 
         Args:
             prompt: holds at least one `Span`, whatever its text, where documents will stand; None
-                for a prompt that starts with its documents.
+                for a prompt that starts with its documents, or, with frame "universal", for chats
+                with a system prompt (for raw prompts where there is no chat template).
             settings: as for `lay_out`.
 
         Raises:
@@ -171,14 +179,19 @@ class Layout:
             return ()
         builder = _Builder(self._config.block_size)
         if prompt is None:
-            self._add_prefix(builder, self.encoder.bos, "", settings)
+            opening = ""
+            if settings.frame == "universal":
+                opening = self._renderer.opening("system") or self._renderer.opening("user")
+            opening = end_line(opening, self.encoder)
+            self._add_prefix(builder, () if opening else self.encoder.bos, opening, settings)
             return tuple(builder.token_ids)
         head, sections = read_sections(self._renderer.render(prompt), self.encoder)
         if not sections:
             raise PromptError(
                 "This prompt has no documents: put a Span, Span('') will do, where they will stand"
             )
-        self._add_prefix(builder, () if prompt.is_chat else self.encoder.bos, head, settings)
+        prefix, _ = self._split_head(prompt, head, settings)
+        self._add_prefix(builder, self._bos(prompt), prefix, settings)
         return tuple(builder.token_ids)
 
     def warm_prompts(
@@ -276,16 +289,42 @@ class Layout:
         segment = LaidOutSegment(label, preview(self.encoder.unmark(text)))
         return LaidOutPrompt(ids, None, (segment,))
 
+    def _bos(self, prompt: Prompt) -> tuple[int, ...]:
+        """What stands in front of a prompt's text: a chat template writes its own."""
+        return () if prompt.is_chat else self.encoder.bos
+
+    def _split_head(
+        self, prompt: Prompt, head: str, settings: TechniqueSettings
+    ) -> tuple[str, str]:
+        """Text of the prefix, and what stands between it and the first document."""
+        if settings.frame != "universal":
+            return head, ""
+        opening = ""
+        if prompt.is_chat:
+            opening = self._renderer.opening(prompt.messages[0].role, prompt.template_kwargs)
+        start = opening.rstrip(" \t")
+        if not head.startswith(start):  # tools, say, which stand in front of the first message
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(start, head, strict=False))
+            common = "".join(char for char, _ in same)
+            start = opening = self.encoder.through_last_special(common)
+        return end_line(opening, self.encoder), head[len(start) :].lstrip()
+
     def _add_prefix(
         self, builder: _Builder, bos: Sequence[int], head: str, settings: TechniqueSettings
     ) -> None:
-        passages = primer_passages(settings.primer) if settings.frame == "prefix" else ()
+        passages = primer_passages(settings.primer) if settings.frame != "none" else ()
         text = head + "".join(map(canonical_document, passages))
         ids = [*bos, *self.encoder.encode(text, first=True)]
         if not ids:
+            if settings.frame == "universal":
+                raise PromptError(
+                    "Frame 'universal' has nothing to put in front of the documents: this prompt "
+                    "opens with the caller's own text. Give a primer, or choose frame 'none'"
+                )
             return
         plural = "s" if len(passages) > 1 else ""
-        label = "prefix" + (f" (+{len(passages)} primer{plural})" if passages else "")
+        label = "frame" if settings.frame == "universal" else "prefix"
+        label += f" (+{len(passages)} primer{plural})" if passages else ""
         builder.add(ids, self.encoder.newline, label, self.encoder.unmark(text))
         builder.prefix_end = len(builder.token_ids)
 
@@ -334,7 +373,7 @@ class Layout:
                 for start, end in pairwise(bounds)
             ]
         for document, start, ranges in zip(documents, starts, chosen, strict=True):
-            if settings.frame == "prefix" and start == builder.prefix_end:
+            if settings.frame != "none" and start == builder.prefix_end:
                 continue  # right behind its frame, a document is in context already
             for first, last in ranges:
                 lo, hi = start + first * size, start + last * size

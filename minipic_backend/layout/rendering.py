@@ -6,6 +6,7 @@ replaced by a sentinel. What looks like a special token afterwards is the templa
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
@@ -22,6 +23,8 @@ __all__ = ["Piece", "Renderer"]
 
 Piece = str | Span
 """Text marked by `TextEncoder.mark`, or a document."""
+
+_FIRST_LINE = re.compile(r"\s*\S.*\n+")
 
 _CHANGES = "The chat template changes the text of a message or document"
 
@@ -67,6 +70,30 @@ class Renderer:
             elif joined := "".join(str(piece) for piece in group):
                 pieces.append(joined)
         return tuple(pieces)
+
+    def opening(self, role: str, template_kwargs: Mapping[str, Any] | None = None) -> str:
+        """What the chat template puts in front of a chat's first message, as marked text: its first
+        line, with the line breaks behind it, or all of it where it is shorter.
+
+        What stands behind the first line may change from day to day or from chat to chat: a date,
+        a system prompt of the template's own.
+
+        Args:
+            role: of the first message.
+            template_kwargs: options of the template.
+
+        Returns:
+            Empty where there is nothing, or no such chat.
+        """
+        nonce = _nonce()
+        messages = [Message(role, nonce), *([] if role == "user" else [Message("user", "?")])]
+        prompt = Prompt.chat(messages, template_kwargs=template_kwargs)
+        try:
+            text, found, _ = self._apply_template(prompt, _Hidden(prompt)).partition(nonce)
+        except PromptError:
+            return ""
+        line = _FIRST_LINE.match(text)
+        return self._encoder.mark(line[0] if line else text) if found else ""
 
     def _apply_template(self, prompt: Prompt, hidden: _Hidden) -> str:
         options = dict(prompt.template_kwargs)

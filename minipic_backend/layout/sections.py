@@ -12,7 +12,14 @@ from minipic_backend.layout.rendering import Piece
 from minipic_backend.layout.tokens import TextEncoder
 from minipic_backend.prompt import Span
 
-__all__ = ["Document", "Section", "canonical_document", "late_documents", "read_sections"]
+__all__ = [
+    "Document",
+    "Section",
+    "canonical_document",
+    "end_line",
+    "late_documents",
+    "read_sections",
+]
 
 _LEADING_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
@@ -55,10 +62,10 @@ def read_sections(pieces: Iterable[Piece], encoder: TextEncoder) -> tuple[str, l
         if isinstance(piece, Span):
             ordinal += 1
             if not sections:
-                head = _end_line(head, encoder)
+                head = end_line(head, encoder)
                 sections.append(Section())
             elif sections[-1].text:
-                sections[-1].text = _end_line(sections[-1].text, encoder)
+                sections[-1].text = end_line(sections[-1].text, encoder)
                 sections.append(Section())
             name = piece.id if piece.id is not None else ordinal
             sections[-1].documents.append(Document(piece, f"doc {name}"))
@@ -69,7 +76,7 @@ def read_sections(pieces: Iterable[Piece], encoder: TextEncoder) -> tuple[str, l
     return head, sections
 
 
-def _end_line(text: str, encoder: TextEncoder) -> str:
+def end_line(text: str, encoder: TextEncoder) -> str:
     """A document starts on a line of its own, unless right behind a special token."""
     inline = text.rstrip(" \t")
     if not inline.strip():

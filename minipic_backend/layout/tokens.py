@@ -114,6 +114,13 @@ class TextEncoder:
         """A marked text up to its first special token: what is left of the message it is in."""
         return self._placeholder_pattern.split(marked, maxsplit=1)[0]
 
+    def through_last_special(self, marked: str) -> str:
+        """A marked text up to the end of its last special token; empty where it has none."""
+        end = 0
+        for match in self._placeholder_pattern.finditer(marked):
+            end = match.end()
+        return marked[:end]
+
     def ends_special(self, marked: str) -> bool:
         """Whether a marked text ends in a special token."""
         return marked.endswith(tuple(self._texts))

@@ -64,8 +64,8 @@ def stored_events(
 
     Args:
         event: of blocks that follow each other in the request.
-        table: the request's segments; None for ordinary prompts and for jobs, whose blocks do
-            follow each other.
+        table: the request's segments; None where its blocks do follow each other: ordinary
+            prompts, and jobs for prefixes and spans.
         first_block: index of the event's first block in the request.
         hashes: of all blocks of the request, as events name them.
         config: block size, and the pad, which a job's tokens leave out.

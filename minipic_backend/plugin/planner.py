@@ -125,7 +125,7 @@ class SpanPlanner:
         waits_for: list[Promise] = []
         jobs: list[SpanJob] = []
         held: list[Any] = []
-        frame: Promise | None = None
+        prefix: Promise | None = None
         for index, part in enumerate(plan.parts[: len(found)]):
             key = plan.key(part)
             blocks = found[index]
@@ -142,6 +142,8 @@ class SpanPlanner:
                     plan.shared.add(key)
             elif index < useful and part.can_be_a_job:
                 num_missing = part.num_blocks - len(blocks)
+                needs_prefix = plan.table.num_frame_tokens or part.kind is SegmentKind.DEPENDENT
+                frame = prefix if needs_prefix else None
                 job = self._maker.make(plan.request, plan.table, part, num_missing, frame)
                 job.waiters.add(plan.request.request_id)
                 self._jobs[key] = self._by_id[job.request.request_id] = job
@@ -154,8 +156,8 @@ class SpanPlanner:
                 plan.promised.append(key)
             if promise is not None:
                 waits_for.append(promise)
-                if part.kind is SegmentKind.PREFIX and plan.table.num_frame_tokens:
-                    frame = promise
+                if part.kind is SegmentKind.PREFIX:
+                    prefix = promise
         plan.waits_for = waits_for
         if jobs:
             plan.rounds += 1

@@ -275,6 +275,9 @@ class _SpanScheduling(SpanHashing):
     ) -> list[Any]:
         chain = getattr(request, "minipic_chain", None)
         table = chain.table if isinstance(chain, SpanHashChain) else None
+        job = self.planner.job(request.request_id)
+        if job is not None:
+            table = job.table
         return stored_events(event, table, first_block, hashes, self.span_config)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
-from minipic_backend.config import CONFIG_KEY, Frame
+from minipic_backend.config import CONFIG_KEY, SpanFrame
 from minipic_backend.plugin.parts import Part
-from minipic_backend.spans.segments import SegmentTable
+from minipic_backend.spans.segments import SegmentKind, SegmentTable
 
 __all__ = ["JOB_PREFIX", "JobMaker", "Promise", "SpanJob"]
 
@@ -33,10 +33,12 @@ class SpanJob:
 
     Args:
         key: hash of the part's last block, which fixes the part and its frame.
-        request: vLLM's request: the ordinary prompt `frame + span`, or a prefix.
+        request: vLLM's request: the ordinary prompt `frame + span`, a prefix, or a prompt up to the
+            end of its dependent segment behind the prefix.
         num_frame_blocks: blocks in front of the part.
         num_missing: blocks of the part that were not cached when the job was made.
-        frame: who computes the frame, where it is not cached; to go first.
+        frame: who computes what stands in front of the part, where it is not cached; to go first.
+        table: segments that the request's blocks belong to; None where they follow each other.
         waiters: ids of the requests that wait for it.
     """
 
@@ -45,6 +47,7 @@ class SpanJob:
     num_frame_blocks: int
     num_missing: int
     frame: Promise | None = None
+    table: SegmentTable | None = None
     waiters: set[str] = field(default_factory=set)
 
     @property
@@ -88,14 +91,18 @@ class JobMaker:
         It takes the request's own block hashes: what it publishes is what the request looks up.
         """
         size = self._block_size
-        num_frame_blocks = table.num_frame_tokens // size if part.is_span else 0
+        if part.kind is SegmentKind.DEPENDENT:
+            num_frame_blocks = part.first_block
+        else:
+            num_frame_blocks = table.num_frame_tokens // size if part.is_span else 0
         pieces = [(0, num_frame_blocks), (part.first_block, part.end_block)]
         tokens: list[int] = []
         hashes: list[bytes] = []
         for first, end in pieces:
             tokens += waiter.prompt_token_ids[first * size : end * size]
             hashes += waiter.block_hashes[first:end]
-        if not self._with_pads:
+        # What ends in pads and is no span would be refused.
+        if not self._with_pads or part.kind is SegmentKind.DEPENDENT:
             # Some token of the last block stays, even where that is all pads.
             del tokens[len(tokens) - min(part.num_pads, size - 1) :]
         request = Request(
@@ -110,9 +117,10 @@ class JobMaker:
             priority=waiter.priority,
         )
         request.block_hashes = hashes
-        return SpanJob(hashes[-1], request, num_frame_blocks, num_missing, frame)
+        own_table = table if part.kind is SegmentKind.DEPENDENT else None
+        return SpanJob(hashes[-1], request, num_frame_blocks, num_missing, frame, own_table)
 
-    def _sampling_params(self, frame: Frame) -> SamplingParams:
+    def _sampling_params(self, frame: SpanFrame) -> SamplingParams:
         """One token, which nobody reads."""
         if frame not in self._params:
             self._params[frame] = SamplingParams(

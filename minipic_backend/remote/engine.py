@@ -8,13 +8,14 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import httpx
 
 from minipic_backend.capability import Capability
 from minipic_backend.config import (
     CONFIG_KEY,
+    Frame,
     KeyEncoding,
     Offsets,
     SpanOptions,
@@ -86,7 +87,7 @@ class RemoteEngine(BaseEngine):
         cache_salt: str | None = None,
         tokenizer: Any = None,
         technique: Technique = "primed",
-        frame: Literal["none", "prefix"] | None = None,
+        frame: Frame | None = None,
         primer: Any = None,
         late: int | None = None,
         blocks: int | None = None,

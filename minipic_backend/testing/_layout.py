@@ -20,7 +20,7 @@ from minipic_backend.config import (
     resolve_technique,
 )
 from minipic_backend.errors import PromptError
-from minipic_backend.prompt import Prompt, Span, Text
+from minipic_backend.prompt import Message, Prompt, Span, Text
 from minipic_backend.sampling import split_options
 
 __all__ = ["FakeLayout", "FakeSegment", "split_tokens", "token_id"]
@@ -67,17 +67,18 @@ class FakeLayout:
     def __init__(self, block_size: int, **defaults: Any) -> None:
         self._block_size = block_size
         self._defaults = defaults
-        self._last_prefix: str | None = None
+        self._last_prefix: dict[str, str] = {}
 
     def segments(self, prompt: Prompt, options: Mapping[str, Any]) -> list[FakeSegment]:
         """Segments of `prompt`, in order."""
         settings, salt = self._settings(options)
         return _lay_out(prompt, settings, self._block_size, salt)
 
-    def remember(self, segments: Sequence[FakeSegment]) -> None:
+    def remember(self, segments: Sequence[FakeSegment], options: Mapping[str, Any]) -> None:
         """The prefix that documents are warmed behind where nothing else is said."""
         if segments[0].kind == "prefix" and len(segments) > 1:
-            self._last_prefix = segments[0].text
+            settings, _ = self._settings(options)
+            self._last_prefix[settings.frame] = segments[0].text
 
     def spans(
         self, texts: Sequence[str], prompt: Prompt | None, options: Mapping[str, Any]
@@ -93,9 +94,11 @@ class FakeLayout:
     def _frame(self, prompt: Prompt | None, settings: TechniqueSettings, salt: str | None) -> str:
         """What documents are computed behind: the prefix of `prompt`, or of the last prompt."""
         if prompt is None:
-            if self._last_prefix is None:
+            if settings.frame in self._last_prefix:
+                return self._last_prefix[settings.frame]
+            if settings.frame != "universal":
                 raise PromptError("This engine has met no prefix yet: pass prompt=")
-            return self._last_prefix
+            prompt = Prompt.chat([Message("system", ""), Message("user", Span(""))])
         if not prompt.spans:
             raise PromptError("This prompt has no documents: put a Span where they will stand")
         head = _lay_out(prompt, replace(settings, late=0), self._block_size, salt)[0]
@@ -139,13 +142,19 @@ def _lay_out(
             continue
         else:
             if not segments:
-                prefix = "\n\n".join([buffer, *primer])
+                opening = buffer
+                if settings.frame == "universal":
+                    opening = f"<{prompt.messages[0].role}>\n" if prompt.is_chat else ""
+                prefix = "\n\n".join([opening, *primer])
                 if prefix:
                     key = ("prefix", salt, prefix)
                     segments.append(_padded("prefix", "prefix", prefix, block_size, key))
+                rest = buffer.removeprefix(opening) if opening != buffer else ""
+                if rest.strip():
+                    segments.append(_padded("dependent", "text", rest, block_size, None))
             elif buffer.strip():
                 segments.append(_padded("dependent", "text", buffer, block_size, None))
-            frame = prefix if settings.frame == "prefix" else None
+            frame = None if settings.frame == "none" else prefix
             segments.append(_span(piece.text, piece.id, block_size, frame, salt))
             buffer = ""
     text = "\n\n".join([*(span.text for span in reversed(late)), buffer])

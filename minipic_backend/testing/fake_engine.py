@@ -279,7 +279,7 @@ class FakeEngine:
         num_tokens = sum(segment.num_tokens for segment in segments)
         if num_tokens >= self._max_model_len:
             raise ContextWindowError(num_tokens, self._max_model_len)
-        self._layout.remember(segments)
+        self._layout.remember(segments, options)
         return self._log.run(prompt, segments, options)
 
     def _finish(self, running: Running) -> Result:

@@ -99,6 +99,26 @@ def test_jobs_tell_of_their_document_behind_its_prefix(rig: EventRig) -> None:
     assert span(9)[-1] == PAD
 
 
+def test_a_text_behind_the_prefix_follows_nothing_even_as_a_job(rig: EventRig) -> None:
+    text = dependent(8, 2 * BLOCK_SIZE - 1)
+    text += [PAD]
+    rig.run(prompt(1))
+    rig.stored()
+    whole = [*prefix(), *text, *span(1), *dependent()]
+    rig.run(whole)
+    events = rig.stored()
+    first = len(prefix()) // BLOCK_SIZE
+    names = rig.names(whole)
+    assert [name for event in events for name in event.block_hashes] == [
+        *names[first : first + 2],
+        names[-1],
+    ]
+    parents = {event.block_hashes[0]: event.parent_block_hash for event in events}
+    assert parents[names[first]] is None
+    assert parents.get(names[first + 1], names[first]) == names[first]
+    assert [token for event in events[:-1] for token in event.token_ids] == text
+
+
 def test_a_document_is_told_of_once_and_found_wherever_it_stands(rig: EventRig) -> None:
     rig.run(prompt(1, 2))
     rig.stored()

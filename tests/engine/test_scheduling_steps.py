@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from step_rig import BLOCK_SIZE, StepRig, dependent, prefix, prompt, span
+from step_rig import BLOCK_SIZE, PAD, StepRig, dependent, prefix, prompt, span
 
 from minipic_backend.config import SpanOptions
 from minipic_backend.plugin.span_jobs import JOB_PREFIX
@@ -104,6 +104,53 @@ def test_a_document_behind_a_new_text_is_left_to_the_request(rig: StepRig) -> No
     turn = [*dependent(8, 29), *[5] * 3]
     rig.run([*prefix(), *span(7), *span(1), *turn, *span(3), *span(2), *dependent()])
     assert jobs(rig.steps[0]) == [SPAN]
+
+
+@pytest.mark.parametrize("options", [SpanOptions("prefix"), SpanOptions("none")], ids=repr)
+@pytest.mark.parametrize("num_pads", [0, 3])
+def test_a_new_text_right_behind_the_prefix_is_a_job(
+    rig: StepRig, options: SpanOptions, num_pads: int
+) -> None:
+    """A system prompt behind a universal frame: what stands behind it is read all the same."""
+
+    def asked(system: int, *documents: int) -> list[int]:
+        text = [*dependent(system, 2 * BLOCK_SIZE - num_pads), *[PAD] * num_pads]
+        body = [token for number in documents for token in span(number)]
+        return [*prefix(), *text, *body, *dependent()]
+
+    rig.run(asked(8, 1, 2), options)
+    assert rig.steps == [{name: len(asked(8, 1, 2)) for name in rig.steps[0]}]  # in place
+    rig.steps.clear()
+    served = rig.run(asked(9, 2, 7, 1), options)
+    (step,) = rig.steps
+    assert sorted(jobs(step)) == sorted([2 * BLOCK_SIZE - num_pads, SPAN])
+    assert step[served.request.request_id] == QUESTION
+    assert served.num_cached == len(prefix()) + 2 * 3 * BLOCK_SIZE
+    rig.steps.clear()
+    served = rig.run(asked(9, 1, 2), options)
+    assert jobs(rig.steps[0]) == []
+    assert served.num_cached == len(asked(9, 1, 2)) - QUESTION
+
+
+def test_two_who_share_a_new_text_and_a_new_prefix_compute_them_once(rig: StepRig) -> None:
+    options = SpanOptions("none")  # the spans are hits behind another prefix
+    rig.run(prompt(1, 2), options)
+    rig.steps.clear()
+    text = dependent(8, 2 * BLOCK_SIZE)
+    body = [*span(1), *span(2)]
+    both = [rig.add([*prefix(5), *text, *body, *dependent(i)], options) for i in range(2)]
+    rig.finish()
+    assert sorted(jobs(rig.steps[0])) == sorted([len(prefix(5)), len(text)])
+    assert [rig.steps[0][one.request.request_id] for one in both] == [QUESTION, QUESTION]
+
+
+def test_a_text_with_a_whole_block_of_pads_is_left_to_the_request(rig: StepRig) -> None:
+    """Which no layout makes; a prompt that ends in pads would be refused."""
+    rig.run(prompt(1))
+    rig.steps.clear()
+    text = [*dependent(8, BLOCK_SIZE), *[PAD] * BLOCK_SIZE]
+    rig.run([*prefix(), *text, *span(1), *dependent()])
+    assert jobs(rig.steps[0]) == []
 
 
 def test_documents_in_front_of_patches_are_shared(rig: StepRig) -> None:

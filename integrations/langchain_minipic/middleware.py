@@ -32,7 +32,7 @@ class SpanMiddleware(AgentMiddleware[Any, Any, Any]):
         humans: whether long human messages before the last are marked.
         frame: of every call; None leaves it to the model. With "prefix", a tool's result is
             shared by the turns of one conversation, since the question stands in front of it;
-            with "none", by all conversations.
+            with "none" or "universal", by all conversations.
     """
 
     def __init__(

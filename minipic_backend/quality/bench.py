@@ -105,7 +105,9 @@ class QualityBench:
             return 1.0
         plain = self._form.prompt(question, _FULL, question.ranks)
         base = self._engine.explain(plain, technique="block_attention").rows
-        extra = _tokens(rows, "dependent") - _tokens(base, "dependent")
+        # A system prompt behind a universal frame is read from the cache, like a prefix.
+        has_text = len(rows) > 2 and (rows[0].kind, rows[1].label) == ("prefix", "text")
+        extra = _tokens(rows[2:] if has_text else rows, "dependent") - _tokens(base, "dependent")
         return extra / max(1, _tokens(base, "span"))
 
     def _ranks(self, spec: TechniqueSpec) -> list[tuple[int, ...]]:

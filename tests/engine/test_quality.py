@@ -73,10 +73,13 @@ def test_the_benchmark_on_an_engine(engine: Engine) -> None:
     assert figures.kl[0] > 0.01
     recomputed = {
         text: bench.cost(parse_technique(text), 1).recomputed  # type: ignore[union-attr]
-        for text in ("full", "primed:late=0", "primed:late=1", "primed:late=0,digest=titles")
+        for text in (
+            *("full", "primed:late=0", "primed:late=1", "primed:late=0,digest=titles"),
+            "primed:late=0,frame=universal",
+        )
     }
     assert recomputed["full"] == 1.0
-    assert recomputed["primed:late=0"] == 0.0
+    assert recomputed["primed:late=0"] == recomputed["primed:late=0,frame=universal"] == 0.0
     assert 0.2 < recomputed["primed:late=1"] < 0.5  # one of three documents
     assert 0 < recomputed["primed:late=0,digest=titles"] < recomputed["primed:late=1"]
 

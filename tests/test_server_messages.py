@@ -104,6 +104,61 @@ def test_a_mark_that_means_nothing_is_kept_to_be_refused() -> None:
         convert(user({**image, **SPAN}, text("q")))
 
 
+def test_a_marked_tool_result_leaves_the_question_beside_it_alone() -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "r", **SPAN}
+    found = convert(user(result, text("q")))
+    assert found == [
+        {"role": "tool", "content": [text("r", **SPAN)]},
+        {"role": "user", "content": "q"},
+    ]
+
+
+@pytest.mark.parametrize("where", ["message", "system", "tool result"])
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"source": {"type": "text", "data": 3}}, "data is a string"),
+        ({"source": {"type": "text"}}, "data is a string"),
+        ({"source": "x"}, "source"),
+        ({"source": ["x"]}, "source"),
+        ({"source": {"type": "base64", "data": "AAAA"}}, "base64"),
+        ({"source": {"type": "content", "content": 3}}, "list of text blocks"),
+        ({"source": {"type": "content", "content": [3]}}, "list of text blocks"),
+        ({"source": {"type": "content", "content": [text(3)]}}, "text is a string"),
+        ({"source": {"type": "content", "content": [document("a")]}}, "list of text blocks"),
+        ({"title": 3}, "title"),
+        ({"context": ["c"]}, "context"),
+    ],
+    ids=str,
+)
+def test_broken_documents_are_refused_wherever_they_stand(
+    where: str, broken: dict[str, Any], words: str
+) -> None:
+    """Blocks inside tool results have no schema but ours: any other error would be a failure."""
+    block = {**document("a"), **broken}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
+    content = {"message": block, "system": text("q"), "tool result": result}[where]
+    with pytest.raises(ValueError, match=words):  # ours, or the schema's
+        convert(user(content, text("q")), system=[text("s"), block] if where == "system" else None)
+
+
+def test_what_holds_no_text_is_no_span_wherever_it_stands() -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "x"}}
+    with pytest.raises(PromptError, match="image"):
+        convert(user(text("q")), system=[text("s"), {**image, **SPAN}])
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{**image, **CACHED}]}
+    assert convert(user(result, text("q")))[0] == {"role": "tool", "content": ""}
+
+
+@pytest.mark.parametrize("block", [document("a"), text("a", **SPAN)], ids=["document", "mark"])
+def test_documents_of_a_system_message_between_others_are_not_lost(block: dict[str, Any]) -> None:
+    inline = {"role": "system", "content": [text("s", **CACHED), block]}
+    with pytest.raises(ValueError, match=r"messages\[1\]: a system message"):
+        convert(user(text("q")), inline)
+    inline["content"].pop()
+    assert convert(user(text("q")), inline)[1] == {"role": "system", "content": "s"}
+
+
 def test_what_is_no_document_stays_what_it_is() -> None:
     """Agents put `cache_control` on all kinds of blocks."""
     image = {"type": "image", "source": {"type": "url", "url": "x"}, **CACHED}

@@ -92,6 +92,31 @@ async def test_echo_is_refused_where_it_would_be_rendered_by_vllm(
     assert await ids_of(renderer, chat(QUESTION, echo=True)) == plain
 
 
+@pytest.mark.parametrize(
+    "options", [{"truncate_prompt_tokens": 100}, {"use_beam_search": True, "n": 2}], ids=str
+)
+async def test_options_that_ready_ids_know_nothing_of(
+    renderer: Any, marker_text: str, options: dict[str, Any]
+) -> None:
+    """vLLM would leave the prompt as long as it was, or lay its beams out anew."""
+    for content in ([SPAN, QUESTION], [{"type": "text", "text": marker_text}]):
+        with pytest.raises(PromptError, match=next(iter(options))):
+            await ids_of(renderer, chat(*content, **options))
+    assert await ids_of(renderer, chat(QUESTION, **options))
+
+
+async def test_beams_of_a_prompt_with_spans(renderer: Any) -> None:
+    """vLLM makes each a prompt of its own, and drops what the request chose about its spans."""
+    beams = {"max_tokens": 1, "use_beam_search": True, "n": 2}
+    for name in ("spans", "a lone span"):
+        ids, _ = prompts(renderer.span_config)[name]
+        request = CompletionRequest(model="m", prompt=ids, **beams)
+        with pytest.raises(PromptError, match="use_beam_search"):
+            await renderer.preprocess_completion(request, ids, None)
+    request = CompletionRequest(model="m", prompt=[10, 11], **beams)
+    assert await renderer.preprocess_completion(request, [10, 11], None)
+
+
 async def test_no_part_makes_vllm_render_a_marked_chat(renderer: Any, marker_text: str) -> None:
     """Keys and kinds of parts for which it throws ready token ids away."""
     marked = {**SPAN, "text": marker_text}

@@ -36,6 +36,7 @@ __all__ = ["SpanCountTokensRequest", "SpanMessagesRequest", "keep_marks", "route
 router = APIRouter()
 
 _BILLING = "x-anthropic-billing-header"
+_TEXT_TYPES = ("text", "document")
 
 
 class SpanBlock(AnthropicContentBlock):
@@ -108,7 +109,7 @@ class SpanServingMessages(AnthropicServingMessages):
             return
         system = _without_billing(anthropic_request.system)
         if any(_mark(block) is not None for block in system):
-            parts = [_text_part(block) for block in system]
+            parts = [_text_part(block) for block in system if _holds_text(block)]
             inline = openai_messages[start:]
             merged = "".join(one["content"] for one in inline)
             own = "".join(block.text or "" for block in system if block.type == "text")
@@ -119,7 +120,8 @@ class SpanServingMessages(AnthropicServingMessages):
     @classmethod
     def _convert_message_content(cls, msg: Any, openai_msg: Any, openai_messages: Any) -> None:
         super()._convert_message_content(msg, openai_msg, openai_messages)
-        marked = [block for block in msg.content if _mark(block) is not None]
+        own = [block for block in msg.content if block.type in _TEXT_TYPES]
+        marked = [block for block in own if _mark(block) is not None]
         if len(marked) == 1 and isinstance(openai_msg.get("content"), str):
             openai_msg["content"] = [_text_part(marked[0])]  # a single text loses its mark
 
@@ -133,9 +135,7 @@ class SpanServingMessages(AnthropicServingMessages):
         reasoning_parts: Any,
         openai_messages: Any,
     ) -> None:
-        if _mark(block) is not None and block.type != "tool_result":
-            if block.type not in ("text", "document"):
-                raise PromptError(f"A block of type {block.type!r} is no text: it cannot be a span")
+        if _mark(block) is not None and block.type != "tool_result" and _holds_text(block):
             content_parts.append(_text_part(block))
             return
         super()._convert_block(
@@ -157,7 +157,7 @@ class SpanServingMessages(AnthropicServingMessages):
             tool["content"] = [
                 {"type": "text", "text": _item_text(one), **_carried(one)}
                 for one in _dicts(block.content)
-                if one.get("type") in ("text", "document")
+                if one.get("type") in _TEXT_TYPES
             ]
 
 
@@ -182,10 +182,22 @@ def keep_marks(state: Any) -> None:
 def _place_marks(system: Any, messages: list[SpanMessage]) -> None:
     if isinstance(system, list):
         _place(system, kept=_without_billing(system)[:1])
-    for message in messages:
+    for index, message in enumerate(messages):
         if isinstance(message.content, list):
+            if message.role == "system":
+                _check_inline_system(message.content, f"messages[{index}]")
+                continue  # one text, joined by vLLM
             is_answer = message.role == "assistant"
             _place(message.content, kept=message.content[0 if is_answer else -1 :])
+
+
+def _check_inline_system(blocks: list[SpanBlock], where: str) -> None:
+    """vLLM takes nothing but the texts of a system message between others."""
+    if any(block.type == "document" or block.minipic is not None for block in blocks):
+        raise PromptError(
+            f"{where}: a system message between others holds no documents; put them into `system` "
+            "or into a message of the user"
+        )
 
 
 def _without_billing(system: list[SpanBlock]) -> list[SpanBlock]:
@@ -198,8 +210,11 @@ def _place(blocks: list[SpanBlock], kept: list[SpanBlock]) -> None:
     for block in blocks:
         if block.type == "tool_result":
             for item in _dicts(block.content):
-                if item.get("type") == "document" or item.get("cache_control"):
-                    item.setdefault(MARK, {"span": True})
+                kind, own = item.get("type"), item.get(MARK)
+                if own is None and (
+                    kind == "document" or (kind == "text" and item.get("cache_control"))
+                ):
+                    item[MARK] = {"span": True}
         elif block.minipic is None and (
             block.type == "document"
             # Itself, not one that is equal: a text may come twice.
@@ -221,38 +236,63 @@ def _text_part(block: Any) -> dict[str, Any]:
     return part if _mark(block) is None else {**part, MARK: _mark(block)}
 
 
+def _holds_text(block: SpanBlock) -> bool:
+    """Whether a block is text or a document.
+
+    Raises:
+        PromptError: it is something else, and has a mark.
+    """
+    if block.type not in _TEXT_TYPES and _mark(block) is not None:
+        raise PromptError(f"A block of type {block.type!r} is no text: it cannot be a span")
+    return block.type in _TEXT_TYPES
+
+
 def _item_text(item: Mapping[str, Any]) -> str:
     """The text of a text block, or of a document with its title and context.
 
     Raises:
-        PromptError: a document that holds no text.
+        PromptError: what should be text is none.
     """
     if item.get("type") != "document":
-        return str(item.get("text") or "")
-    source = item.get("source") or {}
+        return _text(item.get("text") or "", "A block's text")
+    source: Any = item.get("source")
+    source = source if isinstance(source, Mapping) else {}
     kind = source.get("type")
-    text: Any
     if kind == "text":
-        text = source.get("data")
+        text = _text(source.get("data"), "A document's data")
     elif kind == "content":
-        found = source.get("content")
-        text = found if isinstance(found, str) else _joined_text(found)
+        text = _document_content(source.get("content"))
     else:
         raise PromptError(
             f"A document of source type {kind!r}: MiniPIC serves text; send its text, as "
             '{"type": "text", "media_type": "text/plain", "data": …}'
         )
-    if not isinstance(text, str):
-        raise PromptError(f"A document's text is a string, not {text!r}")
-    return "\n".join(part for part in (item.get("title"), item.get("context"), text) if part)
+    further = [
+        _text(item[name], f"A document's {name}") for name in ("title", "context") if item.get(name)
+    ]
+    return "\n".join(part for part in (*further, text) if part)
+
+
+def _document_content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or any(
+        not isinstance(one, Mapping) or one.get("type") != "text" for one in content
+    ):
+        raise PromptError("A document's content is a string or a list of text blocks")
+    return "\n".join(_item_text(one) for one in content)
 
 
 def _joined_text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(
-        _item_text(one) for one in _dicts(content) if one.get("type") in ("text", "document")
-    )
+    return "\n".join(_item_text(one) for one in _dicts(content) if one.get("type") in _TEXT_TYPES)
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f"{what} is a string, not {value!r}")
+    return value
 
 
 def _dicts(content: Any) -> list[Any]:

@@ -32,6 +32,9 @@ __all__ = ["SpanRenderer", "take_over"]
 
 _READY_IDS = "prompt_token_ids"
 
+# Options of a chat, and what switches them off, that vLLM ignores or breaks with ready token ids.
+_ONLY_RENDERED = {"echo": False, "use_beam_search": False, "truncate_prompt_tokens": None}
+
 # Arguments of transformers' `apply_chat_template` that are not the template's to choose.
 _NOT_TEMPLATE = {
     "add_generation_prompt",
@@ -104,12 +107,15 @@ class SpanRenderer:
         Raises:
             MalformedSpansError, ConfigurationError, PromptError: HTTP 400.
         """
-        prompt_segments(
+        table = prompt_segments(
             _token_ids(engine_input),
             getattr(request, "vllm_xargs", None),
             self._config,
             only_tokens=engine_input["type"] == "token",
         )
+        if table is not None and getattr(request, "use_beam_search", False):
+            # vLLM would send each beam as a prompt of its own, without the span options.
+            raise PromptError("use_beam_search does not go together with spans: leave it out")
 
     def _choose(self, chosen: Any) -> tuple[TechniqueSettings, SpanOptions]:
         if chosen is not None and not isinstance(chosen, Mapping):
@@ -184,11 +190,12 @@ class _SpanOnlineRenderer(OnlineRenderer):
                     self.minipic.check(one, request)
                 return rendered
             # Somebody's text spells out a marker. As text, it is not one.
-        if getattr(request, "echo", False):
-            raise PromptError(
-                "echo does not go together with marked documents, nor with text that spells out a "
-                "marker: leave it out"
-            )
+        for name, off in _ONLY_RENDERED.items():
+            if getattr(request, name, off) not in (None, off):
+                raise PromptError(
+                    f"{name} does not go together with marked documents, nor with text that spells "
+                    "out a marker: leave it out"
+                )
         chat_params = request.build_chat_params(
             default_template, default_template_content_format
         ).with_defaults(default_template_kwargs)

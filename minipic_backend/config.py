@@ -7,11 +7,11 @@ process borders as plain JSON, inside vLLM's `additional_config` and a request's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.spans.patches import Patch, Place, as_patches, as_places
 
 __all__ = [
@@ -48,7 +48,7 @@ Technique = Literal[
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigurationError(f"{name}={value!r}: choose one of {', '.join(choices)}")
+        raise ConfigurationError(f"{name}={shown(value)}: choose one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class SpanOptions:
         _check_choice("frame", self.frame, get_args(SpanFrame))
         _check_choice("offsets", self.offsets, get_args(Offsets))
         if not isinstance(self.see_markers, bool):
-            raise ConfigurationError(f"see_markers={self.see_markers!r}: True or False")
+            raise ConfigurationError(f"see_markers={shown(self.see_markers)}: True or False")
         object.__setattr__(self, "patches", as_patches(self.patches))
         object.__setattr__(self, "places", as_places(self.places))
 
@@ -120,7 +120,7 @@ class SpanConfig:
         _check_choice("key_encoding", self.key_encoding, get_args(KeyEncoding))
         _check_choice("policy", self.policy, get_args(Policy))
         if not isinstance(self.hold_share, int | float) or not 0 <= self.hold_share <= 1:
-            raise ConfigurationError(f"hold_share={self.hold_share!r}: a number from 0 to 1")
+            raise ConfigurationError(f"hold_share={shown(self.hold_share)}: a number from 0 to 1")
         ids = (self.ssep, self.pdep, self.pad)
         if len(set(ids)) != 3 or min(ids) < 0:
             raise ConfigurationError(f"ssep, pdep and pad must be three token ids, not {ids}")
@@ -208,10 +208,10 @@ def resolve_technique(technique: str, **overrides: Any) -> TechniqueSettings:
     for name in ("late", "blocks"):
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ConfigurationError(f"{name}={value!r}: a whole number from 0")
+            raise ConfigurationError(f"{name}={shown(value)}: a whole number from 0")
     budget = settings.budget
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 <= budget <= 1:
-        raise ConfigurationError(f"budget={budget!r}: a share from 0 to 1")
+        raise ConfigurationError(f"budget={shown(budget)}: a share from 0 to 1")
     if budget and settings.blocks:
         raise ConfigurationError("budget and blocks exclude each other: choose one")
     return settings
@@ -222,10 +222,11 @@ def _as_primer(primer: Any) -> Literal["auto"] | tuple[str, ...] | None:
         return None
     if primer == "auto" or primer is True:
         return "auto"
-    passages = (primer,) if isinstance(primer, str) else tuple(primer)
+    passages = (primer,) if isinstance(primer, str) else primer
+    passages = tuple(passages) if isinstance(passages, Iterable) else (passages,)
     if not all(isinstance(passage, str) for passage in passages):
         raise ConfigurationError(
-            f"primer={primer!r}: 'auto', False, a passage, or a sequence of passages"
+            f"primer={shown(primer)}: 'auto', False, a passage, or a sequence of passages"
         )
     return passages or None
 
@@ -234,5 +235,6 @@ def _check_keys(cls: type, values: Mapping[str, Any]) -> None:
     known = {field.name for field in fields(cls)}
     if unknown := sorted(set(values) - known):
         raise ConfigurationError(
-            f"Unknown {CONFIG_KEY} option {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+            f"Unknown {CONFIG_KEY} option {', '.join(map(shown, unknown))}; known: "
+            f"{', '.join(sorted(known))}"
         )

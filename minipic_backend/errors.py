@@ -20,6 +20,8 @@ MiniPICError
 
 from __future__ import annotations
 
+import reprlib
+
 __all__ = [
     "AnswerError",
     "ConfigurationError",
@@ -37,7 +39,17 @@ __all__ = [
     "ServerTimeoutError",
     "ServerUnreachableError",
     "UnsupportedModelError",
+    "shown",
 ]
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxlong = _repr.maxother = 120
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: its `repr`, cut short where it is long, deep or wide. Whatever a
+    client sends can be shown so, lone surrogates included."""
+    return _repr.repr(value)
 
 
 class MiniPICError(Exception):

@@ -14,15 +14,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.prompt import Message, Part, Span, Text
 
 __all__ = ["MARK", "has_marks", "read_messages"]
 
 MARK = "minipic"
 _MARK_KEYS = {"span", "rank", "id"}
-_TEXT_TYPES = {"text", "input_text", "output_text"}
-_REASONING_TYPES = {"thinking", "reasoning"}
+_TEXT_TYPES = ("text", "input_text", "output_text")
+_REASONING_TYPES = ("thinking", "reasoning")
 
 
 def has_marks(messages: Iterable[Any]) -> bool:
@@ -67,8 +67,8 @@ def _parts(content: Any, where: str) -> list[Part]:
         return []
     if isinstance(content, str):
         return [Text(content)]
-    if not isinstance(content, list):
-        raise PromptError(f"{where}: expected a string or a list of parts, not {content!r}")
+    if not isinstance(content, Iterable) or isinstance(content, Mapping):
+        raise PromptError(f"{where}: expected a string or a list of parts, not {shown(content)}")
     found = (_part(part, f"{where}[{i}]") for i, part in enumerate(content))
     return [part for part in found if part is not None]
 
@@ -82,7 +82,7 @@ def _part(part: Any, where: str) -> Part | None:
         raise PromptError(f'{where}: expected {{"type": "text", "text": …}}; MiniPIC serves text')
     text = part.get("text")
     if not isinstance(text, str):
-        raise PromptError(f"{where}.text: expected a string, not {text!r}")
+        raise PromptError(f"{where}.text: expected a string, not {shown(text)}")
     mark = _mark(part)
     if mark is None:
         return Text(text)
@@ -90,19 +90,19 @@ def _part(part: Any, where: str) -> Part | None:
     if not isinstance(mark, Mapping) or set(mark) - _MARK_KEYS or not _is_bool(mark.get("span")):
         raise PromptError(
             f'{place}: expected {{"span": true, "rank": 0, "id": "…"}} '
-            f"(the latter two optional), not {mark!r}"
+            f"(the latter two optional), not {shown(mark)}"
         )
     rank, name = mark.get("rank"), mark.get("id")
     if rank is not None and (not isinstance(rank, int) or _is_bool(rank) or rank < 0):
-        raise PromptError(f"{place}.rank: expected a whole number from 0, not {rank!r}")
+        raise PromptError(f"{place}.rank: expected a whole number from 0, not {shown(rank)}")
     if name is not None and not isinstance(name, str):
-        raise PromptError(f"{place}.id: expected a string, not {name!r}")
+        raise PromptError(f"{place}.id: expected a string, not {shown(name)}")
     return Span(text, rank=rank, id=name) if mark["span"] else Text(text)
 
 
 def _tool_calls(calls: Any, where: str) -> list[Any]:
     if not isinstance(calls, Iterable) or isinstance(calls, str | Mapping):
-        raise PromptError(f"{where}: expected a list of objects, not {calls!r}")
+        raise PromptError(f"{where}: expected a list of objects, not {shown(calls)}")
     read = []
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -112,7 +112,7 @@ def _tool_calls(calls: Any, where: str) -> list[Any]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise PromptError(f"{where}[{index}].function.arguments: {error}") from error
         read.append({**call, "function": {**function, "arguments": arguments}})
     return read

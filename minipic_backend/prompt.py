@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 
 __all__ = ["Message", "Part", "Prompt", "Span", "Text"]
 
@@ -42,7 +42,7 @@ class Span:
     def __post_init__(self) -> None:
         _check_str(self.text, "Span")
         if self.rank is not None and (not isinstance(self.rank, int) or self.rank < 0):
-            raise PromptError(f"Span.rank must be a whole number from 0, not {self.rank!r}")
+            raise PromptError(f"Span.rank must be a whole number from 0, not {shown(self.rank)}")
 
 
 Part = Text | Span
@@ -141,10 +141,12 @@ def _as_parts(parts: str | Part | Iterable[Part]) -> tuple[Part, ...]:
     result = tuple(Text(part) if isinstance(part, str) else part for part in parts)
     for part in result:
         if not isinstance(part, Text | Span):
-            raise PromptError(f"A prompt holds Text and Span, not {type(part).__name__}: {part!r}")
+            raise PromptError(
+                f"A prompt holds Text and Span, not {type(part).__name__}: {shown(part)}"
+            )
     return result
 
 
 def _check_str(value: object, owner: str) -> None:
     if not isinstance(value, str):
-        raise PromptError(f"{owner} takes a str, not {type(value).__name__}: {value!r}")
+        raise PromptError(f"{owner} takes a str, not {type(value).__name__}: {shown(value)}")

@@ -169,6 +169,50 @@ async def test_span_options_of_an_unmarked_chat_are_checked(renderer: Any) -> No
         await ids_of(renderer, request)
 
 
+# ---- values of all kinds ----------------------------------------------------------------------
+
+_DEEP: list[Any] = []
+for _ in range(5000):
+    _DEEP = [_DEEP]
+VALUES = {
+    "number": 3, "float": 1.5, "list": ["a"], "object": {"a": 1}, "lone surrogate": "\ud800",
+    "odd key": {"\ud800": 1}, "long": "x" * 100_000, "wide": [3] * 100_000, "deep": _DEEP,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+async def test_a_refusal_can_be_sent_whatever_it_speaks_of(renderer: Any, value: Any) -> None:
+    """Ours, short, and without what JSON cannot carry: else the server fails while it answers."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 5000}}
+    requests = [
+        chat({**SPAN, "minipic": value}, QUESTION),
+        chat({**SPAN, "minipic": {"span": True, "id": [value]}}, QUESTION),
+        chat({**SPAN, "type": [value]}, QUESTION),
+        chat(SPAN, QUESTION, minipic=value),
+        chat(SPAN, QUESTION, minipic={"primer": [3, value]}),
+        chat(SPAN, QUESTION, minipic={"primer": 3}),
+        chat(SPAN, QUESTION, minipic={"late": value if value != 3 else -3}),
+        chat(SPAN, QUESTION, minipic={"frame": value, "offsets": value}),
+        chat(SPAN, QUESTION, minipic={"technique": value}),
+        ChatCompletionRequest(
+            model="m",
+            messages=[
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "user", "content": [SPAN, QUESTION]},
+            ],
+        ),
+    ]
+    for request in requests:
+        with pytest.raises((PromptError, ConfigurationError)) as caught:
+            await ids_of(renderer, request)
+        assert len(str(caught.value).encode()) < 1000
+
+
+async def test_a_chat_that_is_nested_too_deeply(renderer: Any) -> None:
+    with pytest.raises(PromptError, match="deeply"):
+        await ids_of(renderer, chat(SPAN, QUESTION, chat_template_kwargs={"x": _DEEP}))
+
+
 # ---- one reading of a request ---------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.layout.rendering import Piece
 from minipic_backend.layout.tokens import TextEncoder
 from minipic_backend.prompt import Span
@@ -28,7 +28,7 @@ def canonical_document(text: str) -> str:
     """A document as it is encoded: without leading blank lines and trailing white space, ended
     with a blank line. Nothing else changes."""
     if not isinstance(text, str):
-        raise PromptError(f"A document is a str, not {type(text).__name__}: {text!r}")
+        raise PromptError(f"A document is a str, not {type(text).__name__}: {shown(text)}")
     return _LEADING_BLANK_LINES.sub("", text.rstrip()) + "\n\n"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
-from minipic_backend.errors import ConfigurationError, PromptError
+from minipic_backend.errors import ConfigurationError, PromptError, shown
 from minipic_backend.plugin import seams
 from minipic_backend.spans.hashing import SpanHashChain
 from minipic_backend.spans.segments import SegmentTable, is_framed_span, parse_segments
@@ -116,7 +116,7 @@ def _request_options(extra_args: Mapping[str, Any] | None, config: SpanConfig) -
         return config.options
     if not isinstance(values, Mapping):
         raise ConfigurationError(
-            f'{CONFIG_KEY}={values!r}: expected options such as {{"frame": "none"}}'
+            f'{CONFIG_KEY}={shown(values)}: expected options such as {{"frame": "none"}}'
         )
     return SpanOptions.from_dict(values, config.options)
 

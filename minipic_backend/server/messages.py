@@ -28,7 +28,7 @@ from vllm.entrypoints.anthropic.protocol import (
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.json_messages import MARK
 
 __all__ = ["SpanCountTokensRequest", "SpanMessagesRequest", "keep_marks", "router"]
@@ -145,6 +145,9 @@ class SpanServingMessages(AnthropicServingMessages):
     @classmethod
     def _convert_user_tool_result(cls, block: Any, openai_messages: Any) -> None:
         start = len(openai_messages)
+        for one in _dicts(block.content):
+            if one.get("type") == "text":
+                _item_text(one)  # that it is one; vLLM's error would not say so
         super()._convert_user_tool_result(block, openai_messages)
         tool = openai_messages[start]
         if all(_mark(one) is None for one in (block, *_dicts(block.content))):
@@ -243,7 +246,7 @@ def _holds_text(block: SpanBlock) -> bool:
         PromptError: it is something else, and has a mark.
     """
     if block.type not in _TEXT_TYPES and _mark(block) is not None:
-        raise PromptError(f"A block of type {block.type!r} is no text: it cannot be a span")
+        raise PromptError(f"A block of type {shown(block.type)} is no text: it cannot be a span")
     return block.type in _TEXT_TYPES
 
 
@@ -264,7 +267,7 @@ def _item_text(item: Mapping[str, Any]) -> str:
         text = _document_content(source.get("content"))
     else:
         raise PromptError(
-            f"A document of source type {kind!r}: MiniPIC serves text; send its text, as "
+            f"A document of source type {shown(kind)}: MiniPIC serves text; send its text, as "
             '{"type": "text", "media_type": "text/plain", "data": …}'
         )
     further = [
@@ -291,7 +294,7 @@ def _joined_text(content: Any) -> str:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise PromptError(f"{what} is a string, not {value!r}")
+        raise PromptError(f"{what} is a string, not {shown(value)}")
     return value
 
 

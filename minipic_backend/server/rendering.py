@@ -21,6 +21,7 @@ from minipic_backend.errors import (
     ContextWindowError,
     EngineError,
     PromptError,
+    shown,
 )
 from minipic_backend.json_messages import MARK, has_marks, read_messages
 from minipic_backend.layout.prompt_layout import LaidOutPrompt, Layout
@@ -87,9 +88,12 @@ class SpanRenderer:
         """
         settings, options = self._choose((request.model_extra or {}).get(MARK))
         # Off the event loop: a long prompt must not hold up the others.
-        laid_out = await asyncio.to_thread(
-            self._lay_out, messages, template, tools, settings, options
-        )
+        try:
+            laid_out = await asyncio.to_thread(
+                self._lay_out, messages, template, tools, settings, options
+            )
+        except RecursionError as error:
+            raise PromptError("The chat is nested too deeply") from error
         if laid_out.table is not None:
             options = laid_out.table.options
         further = getattr(request, "vllm_xargs", None) or {}  # /tokenize knows none
@@ -119,11 +123,11 @@ class SpanRenderer:
 
     def _choose(self, chosen: Any) -> tuple[TechniqueSettings, SpanOptions]:
         if chosen is not None and not isinstance(chosen, Mapping):
-            raise ConfigurationError(f"{MARK}: expected an object of options, not {chosen!r}")
+            raise ConfigurationError(f"{MARK}: expected an object of options, not {shown(chosen)}")
         given = {key: value for key, value in (chosen or {}).items() if value is not None}
         if unknown := sorted(set(given) - set(self._defaults)):
             raise ConfigurationError(
-                f"{MARK}: unknown option {', '.join(unknown)}; known: "
+                f"{MARK}: unknown option {', '.join(map(shown, unknown))}; known: "
                 f"{', '.join(sorted(self._defaults))}"
             )
         return choose_layout(self._defaults, given)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 
 __all__ = ["Patch", "Place", "as_patches", "as_places"]
 
@@ -52,7 +52,7 @@ def as_places(values: Any) -> tuple[Place, ...]:
         ConfigurationError: anything else, or places that are not in order.
     """
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
-        raise ConfigurationError(f"places={values!r}: a list of [at, offset]")
+        raise ConfigurationError(f"places={shown(values)}: a list of [at, offset]")
     places = tuple(Place(*map(_index, _numbers(value, 2))) for value in values)
     for before, place in pairwise(places):
         if place.at <= before.at or place.offset < before.offset:
@@ -67,7 +67,7 @@ def as_patches(values: Any) -> tuple[Patch, ...]:
         ConfigurationError: anything else, or patches that are not in the order of the prompt.
     """
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
-        raise ConfigurationError(f"patches={values!r}: a list of [at, start, end]")
+        raise ConfigurationError(f"patches={shown(values)}: a list of [at, start, end]")
     patches = tuple(Patch(*map(_index, _numbers(value, 3))) for value in values)
     for before, patch in zip((None, *patches), patches, strict=False):
         if not patch.start < patch.end <= patch.at:
@@ -79,11 +79,11 @@ def as_patches(values: Any) -> tuple[Patch, ...]:
 
 def _numbers(value: Any, count: int) -> Sequence[Any]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != count:
-        raise ConfigurationError(f"A list of {count} whole numbers, please, not {value!r}")
+        raise ConfigurationError(f"A list of {count} whole numbers, please, not {shown(value)}")
     return value
 
 
 def _index(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigurationError(f"A whole number from 0, please, not {value!r}")
+        raise ConfigurationError(f"A whole number from 0, please, not {shown(value)}")
     return value

@@ -135,12 +135,14 @@ TEXTS = [
 ]
 
 
-def prompt(rig: Rig, order: Sequence[int], question: str = "Which town has a castle?") -> list[int]:
+def prompt(
+    rig: Rig, order: Sequence[int], question: str = "Which town has a castle?", size: int = SIZE
+) -> list[int]:
     def encode(text: str) -> list[int]:
         return list(rig.tokenizer.encode(text, add_special_tokens=False))
 
     def filled(ids: list[int], filler: int) -> list[int]:
-        return ids + [filler] * (-len(ids) % SIZE)
+        return ids + [filler] * (-len(ids) % size)
 
     ids = filled(encode("<|im_start|>system\nAnswer briefly.<|im_end|>\n<|im_start|>user\n"), 198)
     for index in order:

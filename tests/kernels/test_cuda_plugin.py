@@ -5,6 +5,7 @@ vLLM's own FlashAttention is not called here; `tests/gpu` holds the whole agains
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -325,3 +326,70 @@ def test_caches_that_a_checkpoint_asks_for(change: dict[str, Any], words: str | 
         return
     with pytest.raises(UnsupportedModelError, match=words):
         cuda_attention.check_quantization(layer, "model")
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_the_heads_of_two_ranks_are_the_heads_of_one(
+    state: cuda_state.SpanModelState,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    num_kv_heads: int,
+) -> None:
+    """Tensor parallelism: a rank has its own query heads and KV heads, a lone one is on both."""
+    torch.manual_seed(0)
+    starts, counts = [7, 0], [3, len(PROMPT)]
+    spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
+    batch = common(starts, counts, device)
+    batch = batch.replace(block_table_tensor=batch.block_table_tensor - 100)
+    cache = torch.randn(16, num_kv_heads, SIZE, 64, device=device)
+    query = torch.randn(sum(counts), 4, 32, device=device)
+    scales = SimpleNamespace(**dict.fromkeys(FP8_SCALES, 1.0))
+
+    def attention(query: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        new = builder(monkeypatch, device)
+        new.shape = AttentionShape(query.shape[1], cache.shape[1], 32, SIZE, itemsize=4)
+        metadata = new.build(0, batch, spans=spans)
+        out = torch.full_like(query, torch.nan)
+        impl = impl_for(monkeypatch, "auto", device)
+        impl.forward(scales, query, None, None, cache, metadata, out)
+        return out
+
+    whole = attention(query, cache)
+    ranks = [
+        attention(
+            query[:, 2 * rank : 2 * rank + 2].contiguous(),
+            cache if num_kv_heads == 1 else cache[:, rank : rank + 1].contiguous(),
+        )
+        for rank in (0, 1)
+    ]
+    assert whole[-11:].abs().max() > 0.1
+    assert (torch.cat(ranks, dim=1) - whole).abs().max() < 1e-5
+
+
+def test_ranks_derive_equal_batches_from_what_the_scheduler_sends(
+    state: cuda_state.SpanModelState,
+) -> None:
+    """And so choose the same graphs: another choice on another rank would never return."""
+    from vllm import SamplingParams
+    from vllm.v1.core.sched.output import NewRequestData
+
+    sent = NewRequestData(
+        req_id="sent",
+        prompt_token_ids=PROMPT,
+        mm_features=[],
+        sampling_params=SamplingParams(extra_args={"minipic": SpanOptions().to_dict()}),
+        pooling_params=None,
+        block_ids=([0],),
+        num_computed_tokens=0,
+        lora_request=None,
+    )
+    batches = []
+    for _ in range(2):
+        received = pickle.loads(pickle.dumps(sent))
+        state.span_tables = {"sent": cuda_state.worker_segments(received, CONFIG)}
+        state.row_shifts_key = None
+        for is_full, start, count in ((False, 0, len(PROMPT)), (True, len(PROMPT), 1)):
+            batch = state._span_batch(input_batch(["sent"], [start], [count]), is_full=is_full)
+            batches.append((batch.runs, batch.key, state.num_segments(["sent"])))
+    assert batches[:2] == batches[2:]
+    assert batches[1][1] is not None

@@ -48,10 +48,13 @@ def _compiled_only(kernels: Sequence[Any]) -> Iterator[None]:
     def without_launch(run: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: run(*args, **{**kwargs, "warmup": True})
 
+    before = [vars(kernel).get("run") for kernel in kernels]
     for kernel in kernels:
         kernel.run = without_launch(kernel.run)
     try:
         yield
     finally:
-        for kernel in kernels:
+        for kernel, run in zip(kernels, before, strict=True):
             del kernel.run
+            if run is not None:
+                kernel.run = run

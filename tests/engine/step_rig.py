@@ -356,7 +356,10 @@ def dependent(number: int = 0, count: int = 20) -> list[int]:
     return [PDEP, *_words(5000 + number, count - 1)]
 
 
-def prompt(*documents: int, question: int = 0, system: int = 0) -> list[int]:
-    """[prefix][SSep d]…[PDep question]."""
+def prompt(
+    *documents: int, question: int = 0, system: int = 0, text: int | None = None
+) -> list[int]:
+    """[prefix][SSep d]…[PDep question], or [prefix][PDep text][SSep d]…[PDep question]."""
     body = [token for number in documents for token in span(number)]
-    return [*prefix(system), *body, *dependent(question)]
+    behind = [] if text is None else [*dependent(text, 2 * BLOCK_SIZE - 3), PAD, PAD, PAD]
+    return [*prefix(system), *behind, *body, *dependent(question)]

@@ -64,6 +64,19 @@ def test_evicted_documents_are_loaded_in_another_order(rig: StepRig) -> None:
     assert max(rig.computed.values()) == 1
 
 
+def test_documents_behind_a_new_text_are_loaded(rig: StepRig) -> None:
+    rig.run(prompt(1, 2, text=50))
+    forget(rig)
+    served = rig.run(prompt(2, 1, text=51))
+    assert rig.scheduler.connector.num_loaded == 2 + 2 * 3
+    assert served.num_cached == 2 * BLOCK_SIZE + 2 * 3 * BLOCK_SIZE
+    rig.run(prompt(3, text=51))
+    forget(rig)
+    served = rig.run(prompt(1, 3, text=51))
+    assert served.figures is not None
+    assert served.figures["hit_tokens"] == 2 * 3 * BLOCK_SIZE
+
+
 def test_documents_of_all_three_kinds(rig: StepRig) -> None:
     rig.run(prompt(1, 2))
     forget(rig)
@@ -114,7 +127,9 @@ def test_nothing_leaks_and_nothing_hangs(tmp_path: Path, seed: int) -> None:
     while len(served) < 48 or not all(one.finished for one in served):
         while len(served) < 48 and rng.random() < 0.4:
             documents = rng.sample(range(12), rng.randint(1, 4))
-            served.append(rig.add(prompt(*documents, question=len(served)), num_tokens=2))
+            text = rng.choice([None, 50, 51])
+            asked = prompt(*documents, question=len(served), text=text)
+            served.append(rig.add(asked, num_tokens=2))
         running = [one for one in served if not one.finished]
         if running and rng.random() < 0.05:
             rig.abort(rng.choice(running))

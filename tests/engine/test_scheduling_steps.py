@@ -359,7 +359,12 @@ def test_nothing_leaks_and_nothing_hangs(
                 documents = [*rng.sample(range(20), rng.randint(1, 4)), 0, 0][: rng.randint(1, 5)]
                 served.append(
                     rig.add(
-                        prompt(*documents, question=rng.randint(0, 3), system=rng.randint(0, 1)),
+                        prompt(
+                            *documents,
+                            question=rng.randint(0, 3),
+                            system=rng.randint(0, 1),
+                            text=rng.choice([None, 50, 51]),
+                        ),
                         SpanOptions(rng.choice(["none", "prefix"])),
                         num_tokens=rng.choice([1, 4, 30]),
                         priority=rng.randint(0, 2),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import multiprocessing
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +441,26 @@ def test_kernels_are_looked_for_beside_objects_that_answer_to_anything(
     with seams.modules_with_odd_objects():
         dispatcher._rebind_kernels([])
     assert "vars" not in vars(dispatcher)
+
+
+def test_threads_of_an_engine_process_take_turns_often() -> None:
+    """And of no other: not of a program that has an engine inside."""
+    from minipic_backend.plugin import seams
+
+    before = sys.getswitchinterval()
+    process = multiprocessing.current_process()
+    name = process.name
+    try:
+        seams.share_interpreter()
+        assert sys.getswitchinterval() == before
+        process.name = "EngineCore_DP0"
+        seams.share_interpreter()
+        assert sys.getswitchinterval() < before
+    finally:
+        process.name = name
+        sys.setswitchinterval(before)
+    source = inspect.getsource(importlib.import_module("vllm.v1.engine.utils"))
+    assert '"EngineCore"' in source
 
 
 IMPORT_INTERNALS = {

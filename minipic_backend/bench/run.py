@@ -42,14 +42,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="span_local", help="engine to measure, or several: a,b")
     parser.add_argument("--compare", default=None, help="engines to compare with, e.g. stock")
     parser.add_argument("--runs", type=int, default=3, help="runs of each figure")
-    parser.add_argument("--samples", type=int, default=None, help="prompts of `throughput`")
+    parser.add_argument(
+        "--samples", default=None, help="prompts of `throughput`; with --trace, several: 1000,4000"
+    )
     parser.add_argument(
         "--trace",
         default=None,
         help="`throughput` on samples of ten passages each: a JSONL file of passages "
         '{"title", "text"}, or `random` for 6,119 of random tokens',
     )
-    parser.add_argument("--reuse", type=float, default=None, help="uses of a passage, on average")
+    parser.add_argument(
+        "--reuse",
+        default="least",
+        help="with --trace: uses of a passage, on average, for each number of samples; "
+        "`least`: every passage of the trace is used",
+    )
     parser.add_argument("--policy", default="interleaved", help="with --trace, or several: a,b")
     parser.add_argument("--max-num-seqs", default=None, help="with --trace, e.g. 64,1024,2048")
     parser.add_argument(
@@ -112,11 +119,11 @@ def _figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> 
     size = options.document_tokens or (1000 if on_gpu else 100)
     yield measure_capacity(session)
     if "throughput" in options.bench:
-        samples = options.samples or (1000 if on_gpu else 10)
+        samples = options.samples or ("1000" if on_gpu else "10")
         if options.trace:
-            yield from _trace_figures(session, options, samples)
+            yield from _trace_figures(session, options, samples.split(","))
         else:
-            yield from measure_throughput(session, samples=samples, runs=options.runs)
+            yield from measure_throughput(session, samples=int(samples), runs=options.runs)
     if "ttft" in options.bench:
         for count in documents.split(","):
             yield from measure_ttft(
@@ -136,18 +143,28 @@ def _figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> 
             )
 
 
-def _trace_figures(session: Session, options: argparse.Namespace, samples: int) -> Iterator[Row]:
+def _trace_figures(
+    session: Session, options: argparse.Namespace, samples: list[str]
+) -> Iterator[Row]:
     trace = random_trace(6119) if options.trace == "random" else read_trace(Path(options.trace))
-    if not session.has_spans:
-        samples = min(samples, _STOCK_SAMPLES)  # its tokens per second are what counts
     cases = [
         TraceCase(policy, seqs, None if share == "all" else float(share))
         for share in options.cache_share.split(",")
         for policy in options.policy.split(",")
         for seqs in _max_num_seqs(options)
     ]
-    workload = draw_workload(trace, samples, options.reuse if session.has_spans else None)
-    yield from measure_trace(session, workload, cases, runs=options.runs)
+    reuses = options.reuse.split(",")
+    if len(reuses) not in (1, len(samples)):
+        raise SystemExit("minipic bench: --reuse and --samples differ in length")
+    if not session.has_spans:
+        # It reuses nothing but a prefix: its tokens per second are what counts.
+        samples, reuses = [str(min(int(samples[0]), _STOCK_SAMPLES))], ["least"]
+    if len(reuses) < len(samples):
+        reuses *= len(samples)
+    for count, reuse in zip(samples, reuses, strict=True):
+        uses = None if reuse == "least" else float(reuse)
+        workload = draw_workload(trace, int(count), uses)
+        yield from measure_trace(session, workload, cases, runs=options.runs)
 
 
 def _max_num_seqs(options: argparse.Namespace) -> list[int]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
@@ -64,7 +65,11 @@ class SpanBlockHasher:
 
     def _first_call(self, request: Any) -> SpanHashChain | bool:
         """The request's chain of hashes, or False where its prompt is an ordinary one."""
-        table = request_segments(request, self._config)
+        prompt = request.prompt_token_ids
+        if prompt is None:
+            return False
+        prompt = np.asarray(prompt, dtype=np.int64)
+        table = request_segments(request, self._config, prompt)
         if table is None:
             return False
         return SpanHashChain(
@@ -73,13 +78,13 @@ class SpanBlockHasher:
             self._hash_function,
             self._none_hash,
             request.cache_salt,
-            np.asarray(request.prompt_token_ids, dtype=np.int64),
+            prompt,
             self._known,
         )
 
 
 def prompt_segments(
-    token_ids: Sequence[int],
+    token_ids: Sequence[int] | NDArray[np.int64],
     extra_args: Mapping[str, Any] | None,
     config: SpanConfig,
     *,
@@ -121,9 +126,17 @@ def _request_options(extra_args: Mapping[str, Any] | None, config: SpanConfig) -
     return SpanOptions.from_dict(values, config.options)
 
 
-def request_segments(request: Any, config: SpanConfig) -> SegmentTable | None:
-    """`prompt_segments` of a request of vLLM's, or of anything with the same attributes."""
-    token_ids = request.prompt_token_ids
+def request_segments(
+    request: Any, config: SpanConfig, prompt: NDArray[np.int64] | None = None
+) -> SegmentTable | None:
+    """`prompt_segments` of a request of vLLM's, or of anything with the same attributes.
+
+    Args:
+        request: the request.
+        config: the engine's.
+        prompt: its token ids, where they are at hand as an array.
+    """
+    token_ids = request.prompt_token_ids if prompt is None else prompt
     if token_ids is None:
         return None
     only_tokens = not request.mm_features and request.prompt_embeds is None

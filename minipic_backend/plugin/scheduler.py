@@ -46,6 +46,7 @@ class _SpanScheduling(SpanHashing):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        seams.share_interpreter()
         pool = self.kv_cache_manager.block_pool
         self.holds = Holds(pool, int(self.span_config.hold_share * pool.num_gpu_blocks))
         self.block_cache = seams.BlockCache(self.kv_cache_manager)

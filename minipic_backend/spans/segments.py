@@ -239,10 +239,15 @@ def parse_segments(
     segments: list[Segment] = []
     replaced: list[tuple[int, int]] = []
     offset = num_frame_tokens = num_patch_tokens = 0
-    for start, end in pairwise(bounds):
+    pads_at = np.flatnonzero(tokens == config.pad)
+    first_pads = np.searchsorted(pads_at, bounds).tolist()
+    for index, (start, end) in enumerate(pairwise(bounds)):
         patch = patches.get(start)
         kind = SegmentKind.DEPENDENT if patch else _kind(int(tokens[start]), config)
-        num_pads = _num_trailing_pads(tokens, start, end, kind, config, is_last=end == bounds[-1])
+        num_pads = first_pads[index + 1] - first_pads[index]
+        if num_pads:
+            first_pad = int(pads_at[first_pads[index]])
+            _check_pads(first_pad, num_pads, end, kind, config, is_last=end == bounds[-1])
         if patch is not None:
             _check_patch(patch, segments, replaced, end - num_pads, config.block_size)
             insort(replaced, (patch.start, patch.end))
@@ -346,32 +351,18 @@ def _kind(first_token: int, config: SpanConfig) -> SegmentKind:
     return SegmentKind.DEPENDENT if first_token == config.pdep else SegmentKind.PREFIX
 
 
-def _num_trailing_pads(
-    tokens: NDArray[np.int64],
-    start: int,
-    end: int,
-    kind: SegmentKind,
-    config: SpanConfig,
-    *,
-    is_last: bool,
-) -> int:
-    """Pads at the end of tokens[start:end]; refuses pads anywhere else."""
-    is_pad = tokens[start:end] == config.pad
-    if not is_pad.any():
-        return 0
-    first_pad = int(np.argmax(is_pad))
-    num_pads = int(is_pad.sum())
+def _check_pads(
+    first: int, num_pads: int, end: int, kind: SegmentKind, config: SpanConfig, *, is_last: bool
+) -> None:
+    """Refuses pads, from token `first` on, but at the end of a segment that ends at `end`."""
     if kind is SegmentKind.PREFIX:
         raise MalformedSpansError(
-            "The pad token stands in the prefix, whose pads are ordinary tokens", start + first_pad
+            "The pad token stands in the prefix, whose pads are ordinary tokens", first
         )
-    if num_pads != end - start - first_pad:
-        raise MalformedSpansError(
-            "A pad token stands before the end of a segment", start + first_pad
-        )
+    if num_pads != end - first:
+        raise MalformedSpansError("A pad token stands before the end of a segment", first)
     if is_last and kind is SegmentKind.DEPENDENT:
-        raise MalformedSpansError("The prompt ends in pad tokens", start + first_pad)
+        raise MalformedSpansError("The prompt ends in pad tokens", first)
     if kind is SegmentKind.SPAN and num_pads >= config.block_size:
         # Whoever computes a span leaves its pads out: that block would be published unwritten.
-        raise MalformedSpansError("A span ends in a whole block of pad tokens", start + first_pad)
-    return num_pads
+        raise MalformedSpansError("A span ends in a whole block of pad tokens", first)

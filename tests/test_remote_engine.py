@@ -249,7 +249,13 @@ def test_options_that_mean_nothing(
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_retries": -1}, {"on_missing_plugin": "panic"}, {"technique": "magic"}],
+    [
+        {"max_retries": -1},
+        {"on_missing_plugin": "panic"},
+        {"technique": "magic"},
+        {"timeout": 0},
+        {"timeout": "soon"},
+    ],
     ids=str,
 )
 def test_bad_options_of_the_engine(options: dict[str, Any]) -> None:
@@ -494,6 +500,16 @@ def test_abort_by_id() -> None:
             next(stream)
         engine.abort("mine")
         engine.abort("never-was")
+
+
+def test_an_answer_does_not_wait_for_the_end_of_its_body() -> None:
+    """Which is read all the same, so that the connection can serve others."""
+    server = FakeVLLM(script=[[*ANSWER, 600.0]])
+    with connect(server) as engine:
+        for _ in range(2):
+            assert engine.generate(PROMPT, request_id="mine").text == "Teutberga"
+        assert server.closed_streams == 0
+    assert server.closed_streams == 2
 
 
 def test_a_request_id_in_use() -> None:

@@ -20,7 +20,6 @@ from vllm.renderers.registry import renderer_from_config
 from minipic_backend import (
     ConfigurationError,
     EngineError,
-    MalformedSpansError,
     MiniPICError,
     PromptError,
 )
@@ -238,6 +237,8 @@ def prompts(config: SpanConfig) -> dict[str, tuple[list[int], dict[str, Any]]]:
         "patch of nothing": (good, {"patches": [patch]}),
         "place of nothing": (good, {"places": [{"at": 3, "offset": 1}]}),
         "patches that are none": (good, {"patches": 3}),
+        "past the context": (good, {"places": [(2 * BLOCK, 2048)]}),
+        "past all numbers": (good, {"places": [(2 * BLOCK, 2**70)]}),
     }
 
 
@@ -272,7 +273,10 @@ async def test_all_doors_refuse_the_same(renderer: Any, name: str) -> None:
         resumable=False,
         request_id="r",
     )
-    vllm_config = SimpleNamespace(additional_config={CONFIG_KEY: config.to_dict()})
+    vllm_config = SimpleNamespace(
+        additional_config={CONFIG_KEY: config.to_dict()},
+        model_config=SimpleNamespace(max_model_len=2048),
+    )
     asked = CompletionRequest(
         model="m", prompt=ids, max_tokens=1, vllm_xargs={CONFIG_KEY: json.dumps(options)}
     )
@@ -281,18 +285,21 @@ async def test_all_doors_refuse_the_same(renderer: Any, name: str) -> None:
         for door in (
             lambda: renderer.preprocess_completion(asked, ids, None),
             lambda: check_request(vllm_config, request),
-            lambda: request_segments(request, config),
+            lambda: request_segments(request, config, max_model_len=2048),
         )
     ]
     assert len({(type(error), str(error)) for error in found}) == 1
     assert (found[0] is None) == (name in GOOD)
-    assert isinstance(found[0], MalformedSpansError | ConfigurationError | None)
+    assert isinstance(found[0], PromptError | ConfigurationError | None)
 
 
 async def test_images_and_embeddings_at_every_door(renderer: Any) -> None:
     config = renderer.span_config
     ids, _ = prompts(config)["spans"]
-    vllm_config = SimpleNamespace(additional_config={CONFIG_KEY: config.to_dict()})
+    vllm_config = SimpleNamespace(
+        additional_config={CONFIG_KEY: config.to_dict()},
+        model_config=SimpleNamespace(max_model_len=2048),
+    )
     for kind, further in (
         ("multimodal", {"mm_features": ["an image"], "prompt_embeds": None}),
         ("embeds", {"mm_features": None, "prompt_embeds": "a tensor"}),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
-from minipic_backend.errors import ConfigurationError, PromptError, shown
+from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError, shown
 from minipic_backend.plugin import seams
 from minipic_backend.spans.hashing import SpanHashChain
 from minipic_backend.spans.segments import SegmentTable, is_framed_span, parse_segments
@@ -89,6 +89,7 @@ def prompt_segments(
     config: SpanConfig,
     *,
     only_tokens: bool = True,
+    max_model_len: int | None = None,
 ) -> SegmentTable | None:
     """Segments of a prompt; None where it is an ordinary one. The one reading of a request: what it
     refuses is refused wherever requests come in.
@@ -99,15 +100,21 @@ def prompt_segments(
             `vllm_xargs`, one written as JSON.
         config: the engine's.
         only_tokens: whether the prompt is its token ids, without images or embeddings.
+        max_model_len: positions that the model has, where the caller knows.
 
     Raises:
         MalformedSpansError: markers or pads at the wrong place.
         ConfigurationError: span options that nobody knows.
         PromptError: spans together with images or prompt embeddings.
+        ContextWindowError: places that lead past the model's positions, though the tokens are few.
     """
     table = parse_segments(token_ids, config, _request_options(extra_args, config))
-    if table is not None and not only_tokens:
+    if table is None:
+        return None
+    if not only_tokens:
         raise PromptError("Spans do not go together with images or prompt embeddings")
+    if max_model_len is not None and table.generated_position >= max_model_len:
+        raise ContextWindowError(table.generated_position, max_model_len)
     return table
 
 
@@ -127,7 +134,11 @@ def _request_options(extra_args: Mapping[str, Any] | None, config: SpanConfig) -
 
 
 def request_segments(
-    request: Any, config: SpanConfig, prompt: NDArray[np.int64] | None = None
+    request: Any,
+    config: SpanConfig,
+    prompt: NDArray[np.int64] | None = None,
+    *,
+    max_model_len: int | None = None,
 ) -> SegmentTable | None:
     """`prompt_segments` of a request of vLLM's, or of anything with the same attributes.
 
@@ -135,13 +146,16 @@ def request_segments(
         request: the request.
         config: the engine's.
         prompt: its token ids, where they are at hand as an array.
+        max_model_len: as for `prompt_segments`.
     """
     token_ids = request.prompt_token_ids if prompt is None else prompt
     if token_ids is None:
         return None
     only_tokens = not request.mm_features and request.prompt_embeds is None
     extra_args = getattr(request.sampling_params, "extra_args", None)
-    return prompt_segments(token_ids, extra_args, config, only_tokens=only_tokens)
+    return prompt_segments(
+        token_ids, extra_args, config, only_tokens=only_tokens, max_model_len=max_model_len
+    )
 
 
 def worker_segments(request: Any, config: SpanConfig) -> SegmentTable | None:

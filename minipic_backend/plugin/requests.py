@@ -25,8 +25,8 @@ def check_request(vllm_config: Any, request: Any) -> None:
     """Checks vLLM's `EngineCoreRequest`; does nothing where spans are off.
 
     Raises:
-        RequestRefused: markers or pads at the wrong place, unknown span options, or spans together
-            with something that they do not go with.
+        RequestRefused: markers or pads at the wrong place, unknown span options, positions past the
+            context, or spans together with something that they do not go with.
     """
     additional = vllm_config.additional_config
     if not isinstance(additional, dict) or CONFIG_KEY not in additional:
@@ -36,16 +36,16 @@ def check_request(vllm_config: Any, request: Any) -> None:
     from minipic_backend.plugin.enable import span_config
 
     try:
-        _check(request, span_config(vllm_config))
+        _check(request, span_config(vllm_config), vllm_config.model_config.max_model_len)
     except MiniPICError as error:
         raise RequestRefused(str(error)) from error
 
 
-def _check(request: Any, config: SpanConfig) -> None:
+def _check(request: Any, config: SpanConfig, max_model_len: int) -> None:
     from minipic_backend.plugin.hasher import request_segments
     from minipic_backend.plugin.span_jobs import JOB_PREFIX
 
-    request_segments(request, config)
+    request_segments(request, config, max_model_len=max_model_len)
     if request.resumable:
         # vLLM counts what was generated as prompt when such a request goes on: a marker among it
         # would then be read as one.

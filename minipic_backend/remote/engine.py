@@ -97,7 +97,7 @@ class RemoteEngine(BaseEngine):
         see_markers: bool = True,
         http: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        _check(base_url, max_retries, on_missing_plugin)
+        _check(base_url, timeout, max_retries, on_missing_plugin)
         super().__init__(
             {
                 "technique": technique,
@@ -239,9 +239,11 @@ class RemoteEngine(BaseEngine):
         return None  # another tenant could look, too
 
 
-def _check(base_url: str, max_retries: int, on_missing_plugin: str) -> None:
+def _check(base_url: str, timeout: float | None, max_retries: int, on_missing_plugin: str) -> None:
     if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
         raise ConfigurationError(f"base_url={base_url!r}: an address such as http://host:8000/v1")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ConfigurationError(f"timeout={timeout!r}: seconds, or None to wait for ever")
     if not isinstance(max_retries, int) or max_retries < 0:
         raise ConfigurationError(f"max_retries={max_retries!r}: a whole number from 0")
     if on_missing_plugin not in get_args(OnMissingPlugin):

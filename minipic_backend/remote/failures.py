@@ -18,6 +18,7 @@ from minipic_backend.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
 )
+from minipic_backend.remote.retries import RETRIED_STATUS
 from minipic_backend.sampling import SAMPLING_OPTIONS
 
 __all__ = ["as_ours", "refusal"]
@@ -63,7 +64,7 @@ def refusal(status: int, error: Mapping[str, Any], base_url: str) -> MiniPICErro
         return ConfigurationError(f"The server at {base_url} refuses the api_key: {message}")
     if status == 404:
         return ConfigurationError(f"The server at {base_url} does not have it: {message}")
-    if status in (429, 503):
+    if status in RETRIED_STATUS:
         return EngineError(f"The server at {base_url} is overloaded (HTTP {status}): {message}")
     if status >= 500:
         return EngineError(f"The server at {base_url} failed (HTTP {status}): {message}")

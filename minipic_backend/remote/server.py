@@ -84,11 +84,6 @@ class Server:
         self._lock = threading.Lock()
         self._facts: ServerFacts | None = None
 
-    @property
-    def known(self) -> ServerFacts | None:
-        """The facts, if it was asked already."""
-        return self._facts
-
     def facts(self) -> ServerFacts:
         """Raises:
         ConfigurationError: client and server do not fit; says what to change.

@@ -36,7 +36,8 @@ class Output:
 async def deltas(
     body: AsyncIterator[bytes], base_url: str, *, num_prompt_tokens: int, block_size: int | None
 ) -> AsyncGenerator[Delta, None]:
-    """One delta per event that has news; the last one, with the usage, is `finished`.
+    """One delta per event that has news; the last one, with the usage, is `finished`. Reads to the
+    body's end, without which the connection could not serve the next request.
 
     Args:
         body: the response, in pieces of any size.
@@ -51,12 +52,16 @@ async def deltas(
     """
     held: Delta | None = None
     usage: Mapping[str, Any] | None = None
+    is_done = False
     async for line in _lines(body):
-        if not line.startswith(b"data:"):  # blank lines, and comments that keep proxies awake
+        # Blank lines, and comments that keep proxies awake, are nothing.
+        if is_done or not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
         if data == b"[DONE]":
-            break
+            is_done = True
+            yield _last(held, usage, num_prompt_tokens, block_size)
+            continue
         event = json.loads(data)
         if "error" in event:
             error = event["error"]
@@ -72,14 +77,22 @@ async def deltas(
             held = delta  # what comes next may be the usage, which belongs to the last piece
         else:
             yield delta
-    else:
+    if not is_done:
         raise httpx.RemoteProtocolError("the stream ended without an end")
+
+
+def _last(
+    held: Delta | None,
+    usage: Mapping[str, Any] | None,
+    num_prompt_tokens: int,
+    block_size: int | None,
+) -> Delta:
     cached = _cached_tokens(usage)
     created = None
     if cached is not None and block_size is not None:
         created = max(0, num_prompt_tokens // block_size * block_size - cached)
     outputs = held.outputs if held is not None else ()
-    yield Delta(outputs, True, cached, created, time.perf_counter())
+    return Delta(outputs, True, cached, created, time.perf_counter())
 
 
 async def _lines(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

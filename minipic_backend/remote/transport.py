@@ -25,7 +25,7 @@ from minipic_backend.errors import (
 )
 from minipic_backend.remote.failures import as_ours
 from minipic_backend.remote.loop import LoopThread
-from minipic_backend.remote.retries import Retries, may_retry, retry_after_s
+from minipic_backend.remote.retries import RETRIED_STATUS, Retries, may_retry, retry_after_s
 from minipic_backend.remote.sse import deltas
 
 __all__ = ["Transport"]
@@ -104,6 +104,10 @@ class Transport:
         handle = Handle(self, request_id or f"{self._prefix}-{next(self._ids)}")
         content = _encode({**body, "request_id": handle.request_id})
 
+        def forget(task: asyncio.Task[None]) -> None:
+            if self._tasks.get(handle.request_id) is task:
+                del self._tasks[handle.request_id]
+
         def begin() -> None:
             if handle.request_id in self._tasks:
                 handle.put(PromptError(f"request_id {handle.request_id!r} is already in use"))
@@ -111,7 +115,7 @@ class Transport:
             stream = self._stream(content, num_prompt_tokens, block_size)
             task = asyncio.get_running_loop().create_task(self._serve(handle, stream))
             self._tasks[handle.request_id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(handle.request_id, None))
+            task.add_done_callback(forget)
 
         with self._lock:  # so that it is begun before the loop can be told to end
             self._open().call(begin)
@@ -177,7 +181,7 @@ class Transport:
         for attempt in itertools.count():
             try:
                 response = await self._pool().get(self.base_url + path)
-                if response.status_code in (429, 503):
+                if response.status_code in RETRIED_STATUS:
                     response.raise_for_status()
                 return response
             except httpx.HTTPError as error:
@@ -195,6 +199,8 @@ class Transport:
         try:
             async with aclosing(stream):
                 async for delta in stream:
+                    if delta.finished:  # what is left is the end of the body
+                        self._tasks.pop(handle.request_id, None)
                     handle.put(delta)
         except asyncio.CancelledError:
             # Nobody cancels but `abort` and `close`.

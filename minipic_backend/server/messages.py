@@ -257,7 +257,7 @@ def _item_text(item: Mapping[str, Any]) -> str:
         PromptError: what should be text is none.
     """
     if item.get("type") != "document":
-        return _text(item.get("text") or "", "A block's text")
+        return _text(item.get("text", ""), "A block's text")
     source: Any = item.get("source")
     source = source if isinstance(source, Mapping) else {}
     kind = source.get("type")

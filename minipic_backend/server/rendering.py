@@ -109,13 +109,14 @@ class SpanRenderer:
         """Refuses what the engine would, which says so only after a streamed answer has begun.
 
         Raises:
-            MalformedSpansError, ConfigurationError, PromptError: HTTP 400.
+            PromptError, ConfigurationError: HTTP 400.
         """
         table = prompt_segments(
             _token_ids(engine_input),
             getattr(request, "vllm_xargs", None),
             self._config,
             only_tokens=engine_input["type"] == "token",
+            max_model_len=self._max_model_len,
         )
         if table is not None and getattr(request, "use_beam_search", False):
             # vLLM would send each beam as a prompt of its own, without the span options.

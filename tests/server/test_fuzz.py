@@ -5,6 +5,7 @@ Bodies start out right and are then spoiled, so that they come past the first ch
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from itertools import count
@@ -85,9 +86,26 @@ MESSAGES = st.lists(
     ),
     max_size=4,
 )
+INDEX = st.sampled_from([0, 1, 31, 32, 33, 64, 96, 2040, 2048, 10**9, 2**63, -1])
+SPAN_OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "frame": st.sampled_from(["none", "prefix"]) | JSON,
+        "offsets": st.sampled_from(["compact", "padded"]) | JSON,
+        "see_markers": st.booleans() | JSON,
+        "places": st.lists(st.lists(INDEX, min_size=2, max_size=2), max_size=3) | JSON,
+        "patches": st.lists(st.lists(INDEX, min_size=3, max_size=3), max_size=3) | JSON,
+    },
+)
 FURTHER = {
     "stream": st.booleans(),
-    "vllm_xargs": st.fixed_dictionaries({"minipic": JSON}) | JSON,
+    "vllm_xargs": st.fixed_dictionaries({"minipic": SPAN_OPTIONS.map(json.dumps) | JSON}) | JSON,
+    "use_beam_search": st.booleans(),
+    "truncate_prompt_tokens": st.sampled_from([-1, 0, 32, 33]),
+    "prompt_logprobs": st.sampled_from([-1, 0, 2]),
+    "min_tokens": st.sampled_from([0, 2, 3]),
+    "stop_token_ids": st.lists(st.sampled_from([2, 3, 4, 5]), max_size=2),
+    "logit_bias": st.dictionaries(st.sampled_from(["3", "4", "5", "x"]), st.just(100), max_size=2),
     "cache_salt": st.text(max_size=5) | JSON,
     "minipic": OPTIONS | JSON,
     "n": st.sampled_from([1, 2, 0, -1]),

@@ -118,6 +118,7 @@ def both(
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, attn_implementation="eager"
     )
+    model.config.sliding_window = 4096  # of no layer, but transformers asks
     rig = ShapeRig(case, folder)
     yield rig, Reference(model.float().eval())
     rig.driver.close()

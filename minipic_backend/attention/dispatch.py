@@ -59,7 +59,7 @@ PAGED_FLOPS = 220e12
 STOCK_FLOPS = 550e12
 BYTES_PER_SECOND = 3.5e12
 PAGED_SECONDS = 40e-6
-COMPACT_SECONDS = 65e-6
+COMPACT_SECONDS = 25e-6
 """What a layer costs beyond its arithmetic and its copies, on the device and on the host, for which
 a step of few tokens waits: `compact` has a launch more, or three."""
 

@@ -14,7 +14,11 @@ import pytest
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
-from llama_index.llms.minipic import MiniPIC
+from llama_index.llms.minipic import (
+    MiniPIC,
+    SpanCondensePlusContextChatEngine,
+    SpanContextChatEngine,
+)
 from llama_index.llms.minipic.testing import WAYS, Answer, GivenNodes, Way, ask, say
 from llama_index.llms.minipic.testing.chat_engines import chat_engine
 
@@ -27,7 +31,7 @@ _MODES = {
     "test_modes": ("compact", "tree_summarize", "simple_summarize"),
     "test_modes_with_a_prompt_for_each_node": ("refine", "accumulate"),
     "test_compact_accumulate": ("compact_accumulate",),
-    "test_chat_engines": ("context", "condense_plus_context", "condense_question"),
+    "test_chat_engines": ("context", "condense_plus_context", "condense_question", "best"),
 }
 
 NODES = [
@@ -56,11 +60,13 @@ class Spy:
 
     Attributes:
         explanations: of the requests, in order, as they were laid out.
+        results: of the requests that were neither streamed nor asynchronous.
     """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.explanations: list[Explanation] = []
+        self.results: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -77,7 +83,9 @@ class Spy:
 
     def generate(self, prompt: Any, **options: Any) -> Any:
         self._note(prompt, options)
-        return self._engine.generate(prompt, **options)
+        result = self._engine.generate(prompt, **options)
+        self.results.append(result)
+        return result
 
     def stream(self, prompt: Any, **options: Any) -> Iterator[Any]:
         self._note(prompt, options)
@@ -234,6 +242,51 @@ class ReadsNodes:
                 lambda llm: talking(llm, second, SECOND),
             ),
         )
+
+    @pytest.mark.parametrize("kind", [SpanContextChatEngine, SpanCondensePlusContextChatEngine])
+    def test_later_turns_of_a_chat(self, new_llm: Any, spy: Spy, kind: Any) -> None:
+        """Nodes stand in front of the history: they are read there on every turn."""
+        llm, segments = new_llm(), Segments()
+        retriever = GivenNodes([RED, BLUE, GREEN])
+        chat = kind.from_defaults(retriever=retriever, llm=llm, system_prompt="Be brief.")
+        chat.chat(FIRST)
+        for explanation in spy.explanations:
+            segments.add(explanation)
+        for nodes in ([GREEN, BLUE, RED], [BLUE, RED, GREEN]):  # RED, the best, is late
+            retriever.nodes = nodes
+            _, cached = run(llm, spy, lambda _: say(chat, SECOND, "sync"), segments)
+            rows = spy.explanations[-1].rows
+            assert [row.kind for row in rows] == ["prefix", "span", "span", "dependent"]
+            assert cached[-1] == sum(row.num_tokens for row in rows[:-1])
+
+    def test_without_nodes(self, new_llm: Any, spy: Spy) -> None:
+        """What was said before is an ordinary prefix: read up to its last whole block."""
+        llm = new_llm()
+        block_size = spy.block_size
+
+        def cached() -> int:
+            return llm.calls[-1].usage.cached_tokens or 0
+
+        for mode in ("no_text", "context_only"):
+            ask(_query_engine(llm, mode, "sync", NODES), FIRST, "sync")
+        assert not llm.calls
+        generation = _query_engine(llm, "generation", "sync", NODES)
+        for _ in range(2):
+            ask(generation, FIRST * 4, "sync")
+        prompt = spy.explanations[-1].token_ids
+        assert cached() == (len(prompt) - 1) // block_size * block_size > 0
+
+        chat = chat_engine("simple", llm)
+        said: tuple[int, ...] = ()
+        for message in (FIRST * 2, SECOND * 2, FIRST):
+            say(chat, message, "sync")
+            prompt = spy.explanations[-1].token_ids
+            same = [a == b for a, b in zip(said, prompt, strict=False)]
+            common = same.index(False) if False in same else len(same)
+            assert cached() == common // block_size * block_size
+            # The last token of an answer was never computed.
+            said = (*prompt, *spy.results[-1].completions[0].token_ids[:-1])
+        assert cached() > 0
 
     def compare(
         self,

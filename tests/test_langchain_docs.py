@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "langchain.md").read_text()
 
 
-def test_the_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["docs/langchain.md", "README.md"])
+def test_the_code_runs(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     monkeypatch.setattr(shared_engines, "create_engine", lambda spec: FakeEngine(ANSWER))
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     names: dict[str, Any] = {"retriever": Retriever()}
     for block in blocks:

@@ -155,6 +155,30 @@ def test_payload_has_no_secret() -> None:
     assert llm.to_payload()["temperature"] == 0.5
 
 
+def test_traces_hold_neither_secrets_nor_the_engine() -> None:
+    seen: list[str] = []
+
+    class Tracer(BaseEventHandler):
+        def handle(self, event: Any, **kwargs: Any) -> None:
+            seen.append(f"{event!r} {event.model_dump()}")
+
+    llm, _ = model(
+        api_key="sk-secret",
+        headers={"x": "a secret"},
+        engine_options={"hf_token": "a secret"},
+    )
+    dispatcher = get_dispatcher()
+    dispatcher.add_event_handler(tracer := Tracer())
+    try:
+        llm.chat(MESSAGES)
+        list(llm.stream_complete("x"))
+        asyncio.run(llm.achat(MESSAGES))
+    finally:
+        dispatcher.event_handlers.remove(tracer)
+    assert len(seen) >= 6
+    assert not any("secret" in text or "FakeEngine" in text for text in seen)
+
+
 # ---- usage and events -----------------------------------------------------------------------
 
 

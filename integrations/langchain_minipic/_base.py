@@ -60,15 +60,7 @@ class EngineBacked(ModelOptions):
 
     def _get_lease(self) -> EngineLease:
         if self._lease is None:
-            client = {
-                "api_key": self.api_key,
-                "max_retries": self.max_retries,
-                "headers": self.headers,
-                **({} if self.timeout is None else {"timeout": self.timeout}),
-                "on_missing_plugin": self.on_missing_plugin,
-            }
-            spec = EngineSpec(self.model, self.base_url, self.engine_options, client)
-            self._lease = EngineLease(spec)
+            self._lease = EngineLease(EngineSpec.of(self))
         return self._lease
 
     def _context_window(self) -> int | None:

@@ -31,6 +31,18 @@ class EngineSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     client: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, model: Any) -> EngineSpec:
+        """What the fields of a framework's model ask for."""
+        client = {
+            "api_key": model.api_key,
+            "max_retries": model.max_retries,
+            "headers": model.headers,
+            **({} if model.timeout is None else {"timeout": model.timeout}),
+            "on_missing_plugin": model.on_missing_plugin,
+        }
+        return cls(model.model, model.base_url, model.engine_options, client)
+
     @property
     def key(self) -> Hashable:
         client = self.client if self.base_url else {}

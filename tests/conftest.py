@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("langchain_suites")
+pytest.register_assert_rewrite("langchain_suites", "llamaindex_bench")
 
 # Read when torch is imported. As the engine itself sets it: see `minipic_backend.engines.launch`.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

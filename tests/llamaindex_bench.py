@@ -247,17 +247,19 @@ class ReadsNodes:
     def test_later_turns_of_a_chat(self, new_llm: Any, spy: Spy, kind: Any) -> None:
         """Nodes stand in front of the history: they are read there on every turn."""
         llm, segments = new_llm(), Segments()
-        retriever = GivenNodes([RED, BLUE, GREEN])
+        retriever = GivenNodes([RED, BLUE, GREEN, WHITE])
         chat = kind.from_defaults(retriever=retriever, llm=llm, system_prompt="Be brief.")
         chat.chat(FIRST)
-        for explanation in spy.explanations:
-            segments.add(explanation)
-        for nodes in ([GREEN, BLUE, RED], [BLUE, RED, GREEN]):  # RED, the best, is late
+        segments.add(spy.explanations[-1])
+        for nodes in ([GREEN, BLUE, RED, WHITE], [WHITE, RED, BLUE, GREEN]):  # RED is late
             retriever.nodes = nodes
-            _, cached = run(llm, spy, lambda _: say(chat, SECOND, "sync"), segments)
-            rows = spy.explanations[-1].rows
-            assert [row.kind for row in rows] == ["prefix", "span", "span", "dependent"]
-            assert cached[-1] == sum(row.num_tokens for row in rows[:-1])
+            say(chat, SECOND, "sync")
+            explanation = spy.explanations[-1]
+            kinds = [row.kind for row in explanation.rows]
+            assert kinds == ["prefix", "span", "span", "span", "dependent"]
+            expected = segments.expected(explanation)
+            assert expected == sum(row.num_tokens for row in explanation.rows[:-1])
+            assert llm.calls[-1].usage.cached_tokens == expected
 
     def test_without_nodes(self, new_llm: Any, spy: Spy) -> None:
         """What was said before is an ordinary prefix: read up to its last whole block."""

@@ -156,3 +156,28 @@ def test_history_stays_as_it_was(llm: ChatMiniPIC, engine: FakeEngine) -> None:
     history = [HumanMessage("What does {context} mean? {{x}} {0}")]
     (prompt | llm).invoke({"history": history, "context": DOCUMENTS, "input": "Who?"})
     assert "What does {context} mean? {{x}} {0}" in text(engine.prompts[-1])
+
+
+def test_history_of_questions_and_answers_alone(llm: ChatMiniPIC) -> None:
+    """Behind the documents it is no part of their frame; nor is it with frame "none"."""
+
+    def reads(prompt: SpanPromptTemplate, **options: Any) -> list[int]:
+        chain = prompt | llm.bind(late=0, **options)
+        history: list[Any] = []
+        read = []
+        for documents, question in ((DOCUMENTS, "Who?"), (DOCUMENTS[::-1], "And then?")):
+            answer = chain.invoke({"history": history, "context": documents, "question": question})
+            history += [HumanMessage(question), answer]
+            read.append(answer.usage_metadata["input_token_details"]["cache_read"])
+        return read
+
+    history = ("placeholder", "{history}")
+    behind = [("system", "Answer from:\n\n{context}"), history, ("human", "{question}")]
+    before = [("system", "Answer."), history, ("human", "{context}\n\n{question}")]
+    cold, warm = reads(SpanPromptTemplate(behind))
+    assert cold == 0
+    assert warm > 0
+    cold, warm = reads(SpanPromptTemplate(before))
+    assert cold == warm == 0  # as docs/langchain.md says
+    _, warm = reads(SpanPromptTemplate(before), frame="none", primer=False)
+    assert warm > 0

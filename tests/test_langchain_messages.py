@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -15,7 +16,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langchain_minipic import span_block
+from langchain_minipic import span_block, span_blocks
 from langchain_minipic.messages import canonical, to_prompt
 
 from minipic_backend import Message, Prompt, PromptError, Span, Text
@@ -120,6 +121,17 @@ def test_marked_blocks_become_spans() -> None:
     assert prompt.messages[0].parts == (Span("doc", rank=2, id="d"), Text("q"))
     unmarked = text("doc", extras={"minipic": {"span": False}})
     assert not to_prompt([HumanMessage([unmarked, text("q")])]).spans
+
+
+def test_span_blocks_of_documents_and_texts() -> None:
+    blocks = span_blocks([Document("A.", id="a"), (Document("B."), 0.5), "C."])
+    assert [block["text"] for block in blocks] == ["A.\n\n", "B.\n\n", "C."]
+    assert [block["extras"]["minipic"].get("rank") for block in blocks] == [0, 1, 2]
+    assert span_blocks(Document("A.")) == span_blocks("A.") == [span_block("A.", rank=0)]
+    assert span_blocks([]) == []
+    for wrong in ([Document("A."), None], [{"page_content": "A."}], [3]):
+        with pytest.raises(PromptError, match="Element"):
+            span_blocks(wrong)  # type: ignore[arg-type]
 
 
 def test_whitespace_around_a_document_is_not_part_of_the_span() -> None:

@@ -142,10 +142,12 @@ def test_tools_and_their_history_reach_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
-@pytest.mark.parametrize("kind", ["pydantic", "dict"])
+@pytest.mark.parametrize("kind", ["pydantic", "dict", "dict without title"])
 def test_structured_output(method: Any, kind: str) -> None:
     llm = model('{"name": "Ada", "age": 36}')
     schema: Any = Person if kind == "pydantic" else Person.model_json_schema()
+    if kind == "dict without title":
+        del schema["title"]
     expected = Person(name="Ada", age=36) if kind == "pydantic" else {"name": "Ada", "age": 36}
     chain = llm.with_structured_output(schema, method=method)
     assert chain.invoke("x") == expected

@@ -16,6 +16,7 @@ from langchain_minipic._tools import (
     ToolLike,
     output_parser,
     response_format,
+    titled,
     tool_dicts,
     with_parsing,
 )
@@ -91,6 +92,7 @@ class ToolCalling(BaseChatModel):
                 f"with_structured_output: method={method!r}, schema={schema!r}; methods are "
                 f"{known}, and only json_mode does without a schema"
             )
+        schema = titled(schema)
         trace = {"kwargs": {"method": method}, "schema": schema}
         if method == "function_calling":
             assert schema is not None

@@ -36,6 +36,7 @@ __all__ = [
     "constraint",
     "output_parser",
     "response_format",
+    "titled",
     "tool_dicts",
     "with_parsing",
 ]
@@ -70,6 +71,13 @@ def call_chunks(delta: AnswerDelta) -> list[ToolCallChunk]:
         tool_call_chunk(name=piece.name, args=piece.arguments, id=piece.id, index=piece.index)
         for piece in delta.tool_calls
     ]
+
+
+def titled(schema: Schema | None) -> Schema | None:
+    """A JSON schema with the title that LangChain wants of it."""
+    if not isinstance(schema, dict) or {"title", "name", "function"} & schema.keys():
+        return schema
+    return {"title": "answer", **schema}
 
 
 def response_format(schema: Schema | None) -> dict[str, Any]:

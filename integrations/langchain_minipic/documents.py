@@ -18,6 +18,7 @@ __all__ = [
     "Unranked",
     "document_name",
     "document_texts",
+    "each_document",
     "example_documents",
     "find_documents",
     "marked_documents",
@@ -115,21 +116,28 @@ def document_texts(
     Raises:
         PromptError: an element is neither a document nor a str.
     """
+    found = each_document(documents)
+    return [one if isinstance(one, str) else read_document(one, template).text for one in found]
+
+
+def each_document(documents: Iterable[DocumentLike] | Document | str) -> list[Document | str]:
+    """Documents, without their scores, and texts; one of them counts as a list.
+
+    Raises:
+        PromptError: an element is neither.
+    """
     if isinstance(documents, Document | str):
-        documents = [documents]
-    texts: list[str] = []
+        return [documents]
+    found: list[Document | str] = []
     for place, item in enumerate(documents):
-        document = _one(item)
-        if document is not None:
-            texts.append(read_document(document, template).text)
-        elif isinstance(item, str):
-            texts.append(item)
-        else:
+        one = item if isinstance(item, str) else _one(item)
+        if one is None:
             raise PromptError(
                 f"Element {place} is neither a Document nor a str but {type(item).__name__}: "
                 f"{item!r}"
             )
-    return texts
+        found.append(one)
+    return found
 
 
 def _one(value: Any) -> Document | None:

@@ -32,8 +32,10 @@ from langchain_core.prompts.string import StringPromptTemplate
 from langchain_minipic._marks import is_marked
 from langchain_minipic._prompt_messages import MARK, find_schema_prompt, span_block
 from langchain_minipic.documents import (
+    DocumentLike,
+    DocumentText,
     document_name,
-    find_documents,
+    each_document,
     marked_documents,
     read_document,
 )
@@ -61,7 +63,7 @@ _TOOL_CALLS = {"tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", 
 
 
 def span_blocks(
-    documents: Iterable[Document | tuple[Document, float]],
+    documents: Iterable[DocumentLike] | Document | str,
     *,
     document_prompt: StringPromptTemplate | None = None,
     document_separator: str = "\n\n",
@@ -70,19 +72,24 @@ def span_blocks(
     """Documents as the content of a message, each a span; what a tool may return.
 
     Args:
-        documents: the best first.
+        documents: the best first; or one; texts are taken as they are.
         document_prompt: a template over `page_content` and metadata; default: the content alone.
         document_separator: whitespace between documents, for models that read plain text.
         ranked: whether the order is one of relevance.
 
     Raises:
-        PromptError: an element is not a document.
+        PromptError: an element is neither a document nor a str.
     """
-    found = find_documents(list(documents)) or []
+    found = each_document(documents)
     blocks = []
-    for rank, document in enumerate(found):
-        text = read_document(document, document_prompt, rank if ranked else None)
-        gap = document_separator if rank < len(found) - 1 else ""
+    for place, document in enumerate(found):
+        rank = place if ranked else None
+        text = (
+            DocumentText(document, rank, None)
+            if isinstance(document, str)
+            else read_document(document, document_prompt, rank)
+        )
+        gap = document_separator if place < len(found) - 1 else ""
         blocks.append(span_block(text.text + gap, rank=text.rank, id=text.id))
     return blocks
 

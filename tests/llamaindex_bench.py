@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
+from llama_index.core import Settings
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -261,9 +262,10 @@ class ReadsNodes:
             assert expected == sum(row.num_tokens for row in explanation.rows[:-1])
             assert llm.calls[-1].usage.cached_tokens == expected
 
-    def test_without_nodes(self, new_llm: Any, spy: Spy) -> None:
+    def test_without_nodes(self, new_llm: Any, spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
         """What was said before is an ordinary prefix: read up to its last whole block."""
         llm = new_llm()
+        monkeypatch.setattr(Settings, "_llm", llm)  # no_text wants one, and never asks it
         block_size = spy.block_size
 
         def cached() -> int:

@@ -175,9 +175,7 @@ def test_an_agent_finds_nodes_and_reads_them_again(engine: Any) -> None:
     assert answer("And what does the blue one hold?") == [0] * len(NODES)
 
 
-@pytest.mark.parametrize(
-    ("mode", "window", "turns"), [("simple", 320, 200), ("context", 640, 6), ("best", 640, 3)]
-)
+@pytest.mark.parametrize(("mode", "window", "turns"), [("context", 640, 6), ("best", 640, 3)])
 def test_two_hundred_turns(
     engine: Any, monkeypatch: pytest.MonkeyPatch, mode: str, window: int, turns: int
 ) -> None:

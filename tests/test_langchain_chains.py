@@ -159,7 +159,7 @@ def test_history_stays_as_it_was(llm: ChatMiniPIC, engine: FakeEngine) -> None:
 
 
 def test_history_of_questions_and_answers_alone(llm: ChatMiniPIC) -> None:
-    """Behind the documents it is no part of their frame; nor is it with frame "none"."""
+    """Behind the documents it is no part of their frame; nor is it with other frames."""
 
     def reads(prompt: SpanPromptTemplate, **options: Any) -> list[int]:
         chain = prompt | llm.bind(late=0, **options)
@@ -179,5 +179,6 @@ def test_history_of_questions_and_answers_alone(llm: ChatMiniPIC) -> None:
     assert warm > 0
     cold, warm = reads(SpanPromptTemplate(before))
     assert cold == warm == 0  # as docs/langchain.md says
-    _, warm = reads(SpanPromptTemplate(before), frame="none", primer=False)
-    assert warm > 0
+    for options in ({"frame": "none", "primer": False}, {"frame": "universal"}):
+        _, warm = reads(SpanPromptTemplate(before), **options)
+        assert warm > 0

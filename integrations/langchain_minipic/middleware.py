@@ -13,6 +13,7 @@ from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolM
 
 from langchain_minipic.messages import has_spans, span_block
 from minipic_backend import ConfigurationError
+from minipic_backend.config import Frame
 
 __all__ = ["SpanMiddleware"]
 
@@ -41,7 +42,7 @@ class SpanMiddleware(AgentMiddleware[Any, Any, Any]):
         min_chars: int = 400,
         tools: Sequence[str] | None = None,
         humans: bool = True,
-        frame: str | None = None,
+        frame: Frame | None = None,
     ) -> None:
         super().__init__()
         if min_chars < 1:

@@ -1,5 +1,5 @@
-"""What the LangChain classes have to pass on any engine: LangChain's suite for chat models, and
-ours for text models, for which langchain-tests has none."""
+"""What the LangChain classes have to pass on any engine: LangChain's suites for chat models and
+retrievers, and ours for text models, for which langchain-tests has none."""
 
 from __future__ import annotations
 
@@ -8,14 +8,27 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import PromptTemplate
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import tool
-from langchain_minipic import ChatMiniPIC, MiniPIC, span_block
-from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_minipic import (
+    ChatMiniPIC,
+    MiniPIC,
+    SpanPromptTemplate,
+    WarmingRetriever,
+    span_block,
+)
+from langchain_tests.integration_tests import (
+    ChatModelIntegrationTests,
+    RetrieversIntegrationTests,
+)
 
-__all__ = ["ChatSuite", "TextSuite"]
+__all__ = ["ChatSuite", "RetrieverSuite", "TextSuite"]
 
 SMALL = "135M parameters: it never calls a tool of its own accord"
 
@@ -116,6 +129,47 @@ def _room_for(test: str) -> dict[str, Any]:
     if test in _PENALTIES:
         return {"max_tokens": 200, "frequency_penalty": _PENALTIES[test]}
     return {"max_tokens": 120} if test in _FORCED else {}
+
+
+class RetrieverSuite(RetrieversIntegrationTests):
+    """LangChain's, and that what was found is warm. `params` are those of the model."""
+
+    PROMPT = SpanPromptTemplate([("system", "Answer."), ("human", "{context}\n\n{question}")])
+
+    @property
+    def params(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return WarmingRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        store = InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
+        colours = ("red", "blue", "green")
+        store.add_documents([Document(f"The {colour} box is full.") for colour in colours])
+        llm = ChatMiniPIC(**{**self.params, "max_tokens": 2})
+        return {"retriever": store.as_retriever(), "llm": llm, "prompt": self.PROMPT}
+
+    @property
+    def retriever_query_example(self) -> str:
+        return "Which box is full?"
+
+    def test_what_is_found_is_read_from_the_cache(self, retriever: BaseRetriever) -> None:
+        assert isinstance(retriever, WarmingRetriever)
+        found = retriever.invoke(self.retriever_query_example)
+        retriever.flush()
+        value = self.PROMPT.invoke({"context": found[::-1], "question": "Which?"})
+        llm = retriever.llm
+        assert isinstance(llm, ChatMiniPIC)
+        rows = llm.explain(value, late=0).rows
+        usage = llm.invoke(value, late=0).usage_metadata
+        assert usage is not None
+        assert len(found) == 3
+        assert [row.state for row in rows if row.kind == "span"] == ["warm"] * 3
+        read = usage["input_token_details"]["cache_read"]
+        assert read == sum(row.cached_tokens or 0 for row in rows)
 
 
 class _Seen(BaseCallbackHandler):

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_minipic import ChatMiniPIC, SpanPromptTemplate, WarmingRetriever, index_and_warm
+from langchain_suites import RetrieverSuite
 from langchain_support import ANSWER, DOCUMENTS, Retriever
-from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 from minipic_backend import ConfigurationError, PromptError
 from minipic_backend.testing import FakeEngine
@@ -36,23 +35,12 @@ def states(llm: ChatMiniPIC, documents: list[Document]) -> list[str]:
     return [row.state for row in llm.explain(value, late=0).rows if row.kind == "span"]
 
 
-class TestRetriever(RetrieversIntegrationTests):
+class TestRetriever(RetrieverSuite):
     """LangChain's suite."""
 
     @property
-    def retriever_constructor(self) -> type[BaseRetriever]:
-        return WarmingRetriever
-
-    @property
-    def retriever_constructor_params(self) -> dict[str, Any]:
-        store = vectors()
-        store.add_documents(DOCUMENTS)
-        llm = ChatMiniPIC(model="m", engine=FakeEngine())
-        return {"retriever": store.as_retriever(), "llm": llm, "prompt": PROMPT}
-
-    @property
-    def retriever_query_example(self) -> str:
-        return "Who was the queen?"
+    def params(self) -> dict[str, Any]:
+        return {"model": "m", "engine": FakeEngine()}
 
 
 def test_what_is_found_is_warm(llm: ChatMiniPIC) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.chat_models import init_chat_model
+from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import create_retriever_tool, tool
+from langchain_core.tools import StructuredTool, create_retriever_tool, tool
 from langchain_minipic import ChatMiniPIC, register_provider, span_blocks
 from langchain_minipic.middleware import SpanMiddleware
 from langchain_support import DOCUMENTS, Retriever
@@ -126,6 +127,47 @@ def test_middleware_marks_large_results_and_leaves_the_state_alone() -> None:
     assert spans(engine(llm).prompts[-1]) == [LONG.strip()]
     assert engine(llm).calls[-1].options["frame"] == "none"
     assert state["messages"][2].content == LONG
+
+
+def find(query: str) -> list[Document]:
+    """Find documents."""
+    return DOCUMENTS
+
+
+async def afind(query: str) -> Any:
+    """Find documents."""
+    return [(document, 0.5) for document in DOCUMENTS]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_middleware_keeps_documents_that_a_tool_returns(asynchronous: bool) -> None:
+    """LangChain would print them in Python's notation."""
+    llm = scripted(SEARCH, "Teutberga.")
+    given = StructuredTool.from_function(find, afind, name="search")
+    agent = create_agent(llm, [given], middleware=[SpanMiddleware()])
+    question = {"messages": [HumanMessage("Who was the queen?")]}
+    state = await agent.ainvoke(question) if asynchronous else agent.invoke(question)
+    prompt = engine(llm).prompts[-1]
+    assert spans(prompt) == TEXTS
+    assert [span.rank for span in prompt.spans] == [0, 1, 2]
+    (message,) = (one for one in state["messages"] if isinstance(one, ToolMessage))
+    assert message.text == "\n\n".join(TEXTS)
+    assert given.func is find  # the agent's own tool is left alone
+
+
+@pytest.mark.parametrize("result", ["plain", ["a", "b"], [DOCUMENTS[0], "a"], [], {"x": 1}])
+def test_middleware_leaves_other_results_alone(result: Any) -> None:
+    def give(query: str) -> Any:
+        """Gives."""
+        return result
+
+    messages = []
+    for middleware in ([], [SpanMiddleware()]):
+        given = StructuredTool.from_function(give, name="search")
+        agent = create_agent(scripted(SEARCH, "x"), [given], middleware=middleware)
+        state = agent.invoke({"messages": [HumanMessage("Who?")]})
+        messages.append(next(one for one in state["messages"] if isinstance(one, ToolMessage)))
+    assert messages[0].content == messages[1].content
 
 
 async def test_middleware_asynchronously() -> None:

@@ -9,8 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langgraph.types import Command
 
+from langchain_minipic._document_tools import keeping_documents
 from langchain_minipic.messages import has_spans, span_block
 from minipic_backend import ConfigurationError
 from minipic_backend.config import Frame
@@ -24,6 +27,8 @@ class SpanMiddleware(AgentMiddleware[Any, Any, Any]):
         agent = create_agent(llm, tools, middleware=[SpanMiddleware(frame="none")])
 
     What the model is shown changes in nothing but the marks; the agent's state stays as it is.
+    `Document`s that a tool returns become marked blocks, ranked as they come, instead of their
+    Python notation.
     A part is marked or not by its text alone, so that it is the same span on every turn. The last
     human message is left alone: it is the question.
 
@@ -67,6 +72,27 @@ class SpanMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ModelResponse[Any]:
         """The request with marks in it."""
         return await handler(self._marked(request))
+
+    def wrap_tool_call(
+        self,
+        request: ToolCallRequest,
+        handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]],
+    ) -> ToolMessage | Command[Any]:
+        """The call, with documents that the tool returns kept whole."""
+        return handler(self._keeping(request))
+
+    async def awrap_tool_call(
+        self,
+        request: ToolCallRequest,
+        handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]],
+    ) -> ToolMessage | Command[Any]:
+        """The call, with documents that the tool returns kept whole."""
+        return await handler(self._keeping(request))
+
+    def _keeping(self, request: ToolCallRequest) -> ToolCallRequest:
+        if request.tool is None:
+            return request
+        return request.override(tool=keeping_documents(request.tool))
 
     def _marked(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         changes: dict[str, Any] = {"messages": self.mark(request.messages)}

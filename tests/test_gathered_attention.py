@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 from segment_prompts import CONFIG, Drawn, all_options, given, patched_prompts, prompts
 
+from minipic_backend.attention import gathered as gathered_module
 from minipic_backend.attention.gathered import gather_run, gathered_attention
 from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
 from minipic_backend.attention.rotary import Rotary, cos_sin_table, rotate
@@ -149,7 +150,13 @@ class Cache:
 
 
 def attend(
-    layer: Layer, table: SegmentTable | None, runs: list[Run], *, encoding: str, **kwargs: Any
+    layer: Layer,
+    table: SegmentTable | None,
+    runs: list[Run],
+    *,
+    encoding: str,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
 ) -> torch.Tensor:
     """What the CPU backend does for these runs; NaN in the rows of all other tokens."""
     unrotated = encoding == "unrotated"
@@ -170,8 +177,8 @@ def attend(
         )
         assert gathered.num_queries == run.num_tokens
         out[run.start : run.end] = gathered_attention(
-            query[run.start : run.end].float(), cache.keys, cache.values, gathered, cache.layout,
-            layer.rotary, SCALE, **kwargs,
+            query[run.start : run.end].to(dtype), cache.keys.to(dtype), cache.values.to(dtype),
+            gathered, cache.layout, layer.rotary, SCALE, **kwargs,
         )  # fmt: skip
     return out
 
@@ -276,6 +283,69 @@ def test_context_runs_are_causal_sequences_over_their_blocks(
         assert [int(table.cached_positions(key, key + 1)[0]) for key in keys] == list(
             range(num_keys)
         )
+
+
+@pytest.fixture
+def in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that multiplies bf16: the same numbers, at whatever speed."""
+    monkeypatch.setattr(gathered_module, "multiplies_bf16", lambda: True)
+
+
+def as_bf16(layer: Layer) -> Layer:
+    """The layer as a model in bf16 has it: numbers rounded before they are rotated."""
+    query, key, value = (x.bfloat16().double() for x in (layer.query, layer.key, layer.value))
+    return Layer(query, key, value, layer.rotary)
+
+
+@given(any_prompts, all_options, styles)
+def test_dependent_runs_in_bf16(
+    drawn: Drawn, options: SpanOptions, style: tuple[int, bool, float]
+) -> None:
+    """Rounding of what was rotated (2^-9 of scores up to 6), of weights and of the output."""
+    table = drawn.table(options)
+    num_tokens = len(drawn.token_ids) + NUM_GENERATED
+    layer = as_bf16(draw_layer(table, num_tokens, style))
+    runs = [r for r in split_runs(table, 0, num_tokens) if r.kind is SegmentKind.DEPENDENT]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathered_module, "multiplies_bf16", lambda: True)
+        got = attend(layer, table, runs, encoding="span_local", dtype=torch.bfloat16)
+    want = by_definition(layer, table)
+    for run in runs:
+        torch.testing.assert_close(
+            got[run.start : run.end].double(), want[run.start : run.end], rtol=0, atol=0.04
+        )
+
+
+def test_large_scores_in_bf16(in_bf16: None) -> None:
+    """Scores of about 150 that differ by little: bf16 alone would round them to whole numbers."""
+    table = Drawn(((10,) * 4, (1, 11, 12, 3), (2, 10, 11)), (0, 0, 0)).table(SpanOptions())
+    layer = as_bf16(draw_layer(table, 11, (2, True, 1.0)))
+    layer.query[:, :, -1] = layer.key[:, :, -1] = 19.375
+    (run,) = [r for r in split_runs(table, 0, 11) if r.kind is SegmentKind.DEPENDENT]
+    got = attend(layer, table, [run], encoding="span_local", dtype=torch.bfloat16)
+    want = by_definition(layer, table)[run.start : run.end]
+    error = (got[run.start : run.end].double() - want).abs().max()
+    plain = SCALE * torch.einsum("qhd,khd->hqk", layer.query, layer.key.repeat_interleave(2, 1))
+    assert plain.abs().min() > 128
+    assert error < 0.03
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_in_turns(
+    in_bf16: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    table = Drawn(((10,) * 4, (1, 11, 12, 3), (2, 10, 11, 12, 13, 14)), (0, 1, 0)).table(
+        SpanOptions()
+    )
+    layer = draw_layer(table, 14, (HEAD_SIZE, True, 1.0))
+    runs = [run for run in split_runs(table, 0, 14) if run.kind is SegmentKind.DEPENDENT]
+    want = attend(layer, table, runs, encoding="span_local", dtype=dtype)
+    num_keys = 16
+    for queries in (1, 4):
+        monkeypatch.setattr(gathered_module, "_MAX_SCORES", queries * HEADS * num_keys)
+        got = attend(layer, table, runs, encoding="span_local", dtype=dtype)
+        limit = 1e-6 if dtype == torch.float32 else 0.02
+        torch.testing.assert_close(got[8:], want[8:], rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize("encoding", ["span_local", "unrotated"])

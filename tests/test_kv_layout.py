@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from minipic_backend.attention.kv_layout import probe_layout
 
@@ -57,6 +58,31 @@ def test_packing_is_undone(pack_keys: Pack, pack_values: Pack, dtype: torch.dtyp
         layout.keys(packed(pack_keys)), plain.transpose(2, 3), rtol=0, atol=0
     )
     torch.testing.assert_close(layout.values(packed(pack_values)), plain, rtol=0, atol=0)
+    # Blocks gathered, in an order of their own, out of a cache whose halves lie side by side.
+    cache = torch.cat((packed(pack_keys), packed(pack_values)), dim=2)
+    key_cache, value_cache = cache.chunk(2, dim=2)
+    ids = torch.tensor([2, 0, 2])
+    rows = plain[ids].transpose(0, 1).reshape(2, -1, HEAD_SIZE)  # [heads, 3 · tokens, dims]
+    assert torch.equal(layout.gather_keys(key_cache, ids), rows.transpose(1, 2))
+    assert torch.equal(layout.gather_values(value_cache, ids), rows)
+
+
+def test_gathering_copies_the_blocks_alone() -> None:
+    """Not the cache, which may hold gigabytes."""
+    for pack in (_rows, _columns, _shuffled):
+
+        def write(numbers: torch.Tensor, pack: Pack = pack) -> tuple[torch.Tensor, torch.Tensor]:
+            return pack(numbers), pack(numbers)
+
+        layout = probe_layout(write, BLOCK_SIZE, HEAD_SIZE)
+        cache = torch.zeros(4096, 2, 2 * BLOCK_SIZE, HEAD_SIZE)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            for half, gather in zip(
+                cache.chunk(2, dim=2), (layout.gather_keys, layout.gather_values), strict=True
+            ):
+                gather(half, torch.tensor([5, 7]))
+        largest = max(event.cpu_memory_usage for event in seen.key_averages())
+        assert 0 < largest < cache.numel()  # a quarter of the cache's bytes
 
 
 def test_plain_layouts_copy_nothing() -> None:

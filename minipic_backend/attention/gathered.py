@@ -1,4 +1,4 @@
-"""Attention over keys gathered from a paged cache, in plain PyTorch and fp32 (the CPU's path).
+"""Attention over keys gathered from a paged cache, in plain PyTorch (the CPU's path).
 
 The keys of a run are gathered block by block, moved to the positions at which its queries see them,
 and met with all queries at once:
@@ -6,6 +6,13 @@ and met with all queries at once:
     scores = scale · (R_q q) · (R_shift k) + mask,   out = softmax(scores) v
 
 `shift` is 0 but for spans under `span_local`; it is the whole position under `unrotated`.
+
+Products are in fp32; for a bf16 cache on a machine that multiplies bf16, under `span_local`, in
+bf16 with sums in fp32 (two to three times faster). Scores are then rounded to bf16 after a number
+near the largest of their row is taken off, which changes no softmax, so that those that count are
+rounded least:
+
+    scores = round(scale · q·k + mask - m),   m = the largest score of every 16th key
 """
 
 from __future__ import annotations
@@ -15,13 +22,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from minipic_backend.attention.kv_layout import BlockLayout
 from minipic_backend.attention.rotary import Rotary, rotate
 from minipic_backend.attention.rows import PlacedRun
 
-__all__ = ["GatheredRun", "gather_run", "gathered_attention"]
+__all__ = ["GatheredRun", "gather_run", "gathered_attention", "multiplies_bf16"]
+
+_MAX_SCORES = 2**22
+"""Scores that are held at once; more queries than that allows are served in turns."""
+
+_SAMPLE_STEP = 16
+"""One key of so many is looked at for the number that is taken off a row of scores."""
+
+
+def multiplies_bf16() -> bool:
+    """Whether this machine has instructions for products of bf16."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 @dataclass
@@ -45,22 +62,20 @@ class GatheredRun:
     query_shifts: Tensor | None
     mask: Tensor
     _angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _masks: dict[int, Tensor] = field(default_factory=dict)
+    _masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
-    def grouped_mask(self, group: int) -> Tensor:
-        """`mask` for `group` query heads on end: [group · num_queries, num_blocks · block_size]."""
-        if group not in self._masks:
-            self._masks[group] = self.mask.repeat(group, 1)
-        return self._masks[group]
+    def mask_as(self, dtype: torch.dtype) -> Tensor:
+        """`mask` in another dtype; kept."""
+        if dtype not in self._masks:
+            self._masks[dtype] = self.mask.to(dtype)
+        return self._masks[dtype]
 
     def key_angles(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """cos and sin of `shifts`: [num_blocks, 1, rotary_dim / 2, block_size]. Kept, since all
+        """cos and sin of `shifts`: [rotary_dim / 2, num_blocks · block_size]. Kept, since all
         layers of a model ask for the same few tables."""
         assert self.shifts is not None
         if id(rotary) not in self._angles:
-            num_blocks = self.block_ids.shape[0]
-            rows = rotary.cos_sin[self.shifts].view(num_blocks, 1, -1, rotary.rotary_dim)
-            cos, sin = rows.transpose(2, 3).contiguous().chunk(2, dim=2)
+            cos, sin = rotary.cos_sin[self.shifts].t().contiguous().chunk(2, dim=0)
             self._angles[id(rotary)] = cos, sin
         return self._angles[id(rotary)]
 
@@ -129,40 +144,86 @@ def gathered_attention(
         soft_cap: scores become soft_cap · tanh(score / soft_cap); 0 for none.
 
     Returns:
-        float32 [num_queries, num_heads, head_size].
+        [num_queries, num_heads, head_size], bfloat16 where products are, else float32.
     """
     num_queries, num_heads, head_size = query.shape
     num_kv_heads = key_cache.shape[1]
-    # k: [num_blocks, num_kv_heads, head_size, block_size]; v: [..., block_size, head_size]
-    k = layout.keys(key_cache.index_select(0, run.block_ids))
-    v = layout.values(value_cache.index_select(0, run.block_ids))
-    q = query.float()
+    group = num_heads // num_kv_heads
+    in_bf16 = (
+        query.dtype == key_cache.dtype == torch.bfloat16
+        and not soft_cap
+        and run.query_shifts is None
+        and multiplies_bf16()
+    )
+    dtype = torch.bfloat16 if in_bf16 else torch.float32
+    # k: [num_kv_heads, head_size, num_keys]; v: [num_kv_heads, num_keys, head_size]
+    k = layout.gather_keys(key_cache, run.block_ids)
+    v = layout.gather_values(value_cache, run.block_ids).to(dtype)
     if run.shifts is not None:
-        cos, sin = run.key_angles(rotary)
-        k = rotate(k, cos, sin, is_neox=rotary.is_neox, dim=2)
+        k = _turned(k.float(), *run.key_angles(rotary), is_neox=rotary.is_neox)
+    k = k.to(dtype)
+    q = query.to(dtype)
     if run.query_shifts is not None:
         # The model puts mscale on what it rotates of q and of k: here q carries both.
         rows = rotary.cos_sin[run.query_shifts] * rotary.mscale**2
         cos, sin = rows[:, None].chunk(2, dim=-1)
         q = rotate(q, cos, sin, is_neox=rotary.is_neox)
-    num_keys = run.mask.shape[1]
-    # both [num_kv_heads, num_keys, head_size]
-    k = k.permute(1, 0, 3, 2).reshape(num_kv_heads, num_keys, head_size).float()
-    v = v.permute(1, 0, 2, 3).reshape(num_kv_heads, num_keys, head_size).float()
-    # [num_kv_heads, group · num_queries, head_size]
-    group = num_heads // num_kv_heads
-    q = q.view(num_queries, num_kv_heads, group, head_size).permute(1, 2, 0, 3)
-    q = q.reshape(num_kv_heads, group * num_queries, head_size)
-    mask = run.grouped_mask(group)
-    if soft_cap or run.query_shifts is not None or key_cache.dtype == torch.float32:
-        # Whole products: the same bits however a prompt is cut into chunks, which matters where
-        # every token of every prompt goes this way (`unrotated`). And exact to float32, where
-        # PyTorch's fused attention, twice as fast, has an exponential of 20 bits.
-        scores = torch.bmm(q * scale, k.transpose(1, 2))
-        if soft_cap:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        out = torch.bmm(torch.softmax(scores + mask, dim=-1), v)
-    else:
-        out = scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=scale)[0]
-    out = out.view(num_kv_heads, group, num_queries, head_size).permute(2, 0, 1, 3)
+    # [num_kv_heads, num_queries · group, head_size]
+    q = q.view(num_queries, num_kv_heads, group, head_size).transpose(0, 1)
+    q = q.reshape(num_kv_heads, num_queries * group, head_size)
+    mask = run.mask_as(dtype)
+    turn = max(1, _MAX_SCORES // (num_heads * mask.shape[1]))
+    outs = []
+    for first in range(0, num_queries, turn):
+        some_q = q[:, first * group : (first + turn) * group]
+        some_mask = mask[first : first + turn, None]
+        if in_bf16:
+            scores = _scores_bf16(some_q, k, some_mask, scale)
+        else:
+            scores = _scores(some_q, k, some_mask, scale, soft_cap)
+        outs.append(torch.bmm(torch.softmax(scores, dim=-1), v))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+    out = out.view(num_kv_heads, num_queries, group, head_size).transpose(0, 1)
     return out.reshape(num_queries, num_heads, head_size)
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor, scale: float, soft_cap: float) -> Tensor:
+    """float32 [num_kv_heads, queries · group, num_keys]; `mask` is [queries, 1, num_keys].
+
+    Whole products: the same bits however a prompt is cut into chunks, which matters where every
+    token of every prompt goes this way (`unrotated`).
+    """
+    scores = torch.bmm(q * scale, k)
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    _by_query(scores, mask).add_(mask)
+    return scores
+
+
+def _scores_bf16(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The same in bfloat16, each row less a number near its maximum."""
+    some = slice(None, None, _SAMPLE_STEP)
+    sample = torch.bmm(q, k[..., some].contiguous()).float().mul_(scale)
+    _by_query(sample, mask).add_(mask[..., some])
+    highest = sample.amax(dim=-1, keepdim=True).to(q.dtype)
+    highest.masked_fill_(highest == -torch.inf, 0.0)  # none of the sample is seen
+    scores = (mask - _by_query(highest, mask)).view(*q.shape[:2], -1)
+    return scores.baddbmm_(q, k, alpha=scale)
+
+
+def _by_query(rows: Tensor, mask: Tensor) -> Tensor:
+    """[num_kv_heads, queries · group, n] → [num_kv_heads, queries, group, n], as a view."""
+    return rows.view(rows.shape[0], mask.shape[0], -1, rows.shape[2])
+
+
+def _turned(k: Tensor, cos: Tensor, sin: Tensor, *, is_neox: bool) -> Tensor:
+    """`rotate` along dim 1 of float32 [num_kv_heads, head_size, num_keys], without its copies."""
+    half = cos.shape[0]
+    if not is_neox or 2 * half != k.shape[1]:
+        return rotate(k, cos[None], sin[None], is_neox=is_neox, dim=1)
+    # (a', b') = (a cos - b sin, b cos + a sin)
+    a, b = k[:, :half], k[:, half:]
+    out = torch.empty_like(k)
+    torch.mul(a, cos, out=out[:, :half]).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=out[:, half:]).addcmul_(a, sin)
+    return out

@@ -50,6 +50,25 @@ class BlockLayout:
             return blocks
         return blocks.flatten(2).index_select(2, self.value_order).view(blocks.shape)
 
+    def gather_keys(self, cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+        """Keys of these blocks, as columns.
+
+        Args:
+            cache: packed [num_blocks, num_kv_heads, block_size, head_size].
+            block_ids: int64 [n].
+
+        Returns:
+            [num_kv_heads, head_size, n · block_size], of the cache's dtype.
+        """
+        # Along dim 0: along any other, PyTorch may copy the whole cache first.
+        keys = self.keys(cache.index_select(0, block_ids))
+        return keys.permute(1, 2, 0, 3).reshape(cache.shape[1], self.head_size, -1)
+
+    def gather_values(self, cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+        """The same for values, as rows: [num_kv_heads, n · block_size, head_size]."""
+        values = self.values(cache.index_select(0, block_ids))
+        return values.transpose(0, 1).reshape(cache.shape[1], -1, self.head_size)
+
 
 def probe_layout(
     write: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],

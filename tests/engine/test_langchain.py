@@ -11,14 +11,15 @@ from langchain.agents.middleware import ModelRequest, wrap_model_call
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import tool
 from langchain_minipic import ChatMiniPIC, MiniPIC, SpanPromptTemplate
 from langchain_minipic.middleware import SpanMiddleware
 from langchain_model import model_params
 from pydantic import BaseModel
 
-from minipic_backend import EngineClosedError, PromptError
+from minipic_backend import EngineClosedError, Prompt, PromptError
+from minipic_backend.prompt_cache import Module, Parameter, Schema
 
 DOCUMENTS = [
     Document(
@@ -99,6 +100,38 @@ def test_warm_and_explain(llm: ChatMiniPIC, prompt: SpanPromptTemplate) -> None:
     assert [row.state for row in rows] == ["warm"] * 4 + ["cold"]
     usage = llm.invoke(value).usage_metadata
     assert usage["input_token_details"]["cache_read"] == sum(row.num_tokens for row in rows[:-1])
+
+
+def test_a_schemas_prompt(llm: ChatMiniPIC) -> None:
+    """Modules at reserved positions, through the chain; new arguments are all that is computed."""
+    reset(llm)
+    schema = Schema(
+        "boxes",
+        [
+            Module("red", [DOCUMENTS[0].page_content, " Today is ", Parameter("day", 4), "."]),
+            Module("blue", DOCUMENTS[1].page_content),
+        ],
+        system="Answer from the documents.",
+    )
+
+    def ask(day: str) -> Prompt:
+        return schema.prompt(QUESTION, {"red": {"day": day}, "blue": {}})
+
+    chain = RunnableLambda(ask) | llm.bind(technique="prompt_cache")
+    cold = chain.invoke("Monday")
+    engine: Any = llm._get_engine()
+    expected = engine.generate(
+        ask("Monday"), technique="prompt_cache", temperature=0, max_tokens=llm.max_tokens
+    )
+    assert cold.content == expected.completions[0].text
+    assert cold.usage_metadata["input_token_details"]["cache_read"] == 0
+    rows = llm.explain(ask("Friday"), technique="prompt_cache").rows
+    spans = [row for row in rows if row.kind == "span"]
+    assert [row.state for row in spans] == ["warm"] * len(spans)
+    message = chain.invoke("Friday")
+    details = message.usage_metadata["input_token_details"]
+    assert details["cache_read"] == sum(row.cached_tokens for row in rows)
+    assert "".join(piece.content for piece in chain.stream("Friday")) == message.content
 
 
 def test_old_turns_of_a_chat_stay_hits(llm: ChatMiniPIC) -> None:

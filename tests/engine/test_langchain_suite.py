@@ -1,11 +1,11 @@
-"""LangChain's own integration suite, and ours for text models, on the embedded engine."""
+"""LangChain's own integration suites, and ours for text models, on the embedded engine."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from langchain_model import model_params
-from langchain_suites import ChatSuite, TextSuite
+from langchain_suites import ChatSuite, RetrieverSuite, TextSuite
 
 
 class TestChat(ChatSuite):
@@ -15,6 +15,12 @@ class TestChat(ChatSuite):
 
 
 class TestText(TextSuite):
+    @property
+    def params(self) -> dict[str, Any]:
+        return model_params()
+
+
+class TestRetriever(RetrieverSuite):
     @property
     def params(self) -> dict[str, Any]:
         return model_params()

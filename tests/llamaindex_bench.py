@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
+from llama_index.core import Settings
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -260,6 +261,36 @@ class ReadsNodes:
             expected = segments.expected(explanation)
             assert expected == sum(row.num_tokens for row in explanation.rows[:-1])
             assert llm.calls[-1].usage.cached_tokens == expected
+
+    def test_without_nodes(self, new_llm: Any, spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was said before is an ordinary prefix: read up to its last whole block."""
+        llm = new_llm()
+        monkeypatch.setattr(Settings, "_llm", llm)  # no_text wants one, and never asks it
+        block_size = spy.block_size
+
+        def cached() -> int:
+            return llm.calls[-1].usage.cached_tokens or 0
+
+        for mode in ("no_text", "context_only"):
+            ask(_query_engine(llm, mode, "sync", NODES), FIRST, "sync")
+        assert not llm.calls
+        generation = _query_engine(llm, "generation", "sync", NODES)
+        for _ in range(2):
+            ask(generation, FIRST * 4, "sync")
+        prompt = spy.explanations[-1].token_ids
+        assert cached() == (len(prompt) - 1) // block_size * block_size > 0
+
+        chat = chat_engine("simple", llm)
+        said: tuple[int, ...] = ()
+        for message in (FIRST * 2, SECOND * 2, FIRST):
+            say(chat, message, "sync")
+            prompt = spy.explanations[-1].token_ids
+            same = [a == b for a, b in zip(said, prompt, strict=False)]
+            common = same.index(False) if False in same else len(same)
+            assert cached() == common // block_size * block_size
+            # The last token of an answer was never computed.
+            said = (*prompt, *spy.results[-1].completions[0].token_ids[:-1])
+        assert cached() > 0
 
     def compare(
         self,

@@ -175,12 +175,14 @@ def test_an_agent_finds_nodes_and_reads_them_again(engine: Any) -> None:
     assert answer("And what does the blue one hold?") == [0] * len(NODES)
 
 
-@pytest.mark.parametrize(("mode", "window", "turns"), [("context", 640, 6), ("best", 640, 3)])
+@pytest.mark.parametrize(
+    ("mode", "window", "turns"), [("simple", 320, 60), ("context", 640, 6), ("best", 640, 3)]
+)
 def test_two_hundred_turns(
     engine: Any, monkeypatch: pytest.MonkeyPatch, mode: str, window: int, turns: int
 ) -> None:
-    """The chat keeps everything; the model is shown what fits, in steps of four turns. Of chats
-    with nodes, the last turns alone are asked: the model is slow."""
+    """The chat keeps everything; the model is shown what fits, in steps of four turns. The last
+    turns alone are asked: all 200 take a minute."""
     max_tokens = 2
     llm = MiniPIC(
         engine=engine,

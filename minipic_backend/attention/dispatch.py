@@ -6,8 +6,8 @@
                 of the keys (`compact`), if it may be used and the estimate below favours it; an
                 fp8 cache stays with the paged kernel: turned keys would be rounded a second time
 
-    paged    max(flops / PAGED_FLOPS, reading) + PAGED_SECONDS
-    compact  max(flops / STOCK_FLOPS, reading) + copies / BYTES_PER_SECOND + COMPACT_SECONDS
+    paged    max(flops / PAGED_FLOPS, reading)
+    compact  max(flops / STOCK_FLOPS, reading) + copies / BYTES_PER_SECOND
 
     flops    4 * rows, rounded up to a tile, * keys seen * head size
     reading  bytes of the keys and values seen / BYTES_PER_SECOND
@@ -58,10 +58,6 @@ __all__ = [
 PAGED_FLOPS = 220e12
 STOCK_FLOPS = 550e12
 BYTES_PER_SECOND = 3.5e12
-PAGED_SECONDS = 40e-6
-COMPACT_SECONDS = 25e-6
-"""What a layer costs beyond its arithmetic and its copies, on the device and on the host, for which
-a step of few tokens waits: `compact` has a launch more, or three."""
 
 COMPACT_BUFFER_BYTES = 512 << 20
 """Room for the copies of a pass: 131,072 tokens of an 8B Llama. More keys take several passes; a
@@ -103,8 +99,8 @@ def prefers_compact(shape: AttentionShape, runs: Sequence[PlacedRun]) -> bool:
         stock_flops += _round_up(rows, 128) * flops_per_row
         num_keys += keys
     reading = num_keys * _bytes_per_token(shape) / BYTES_PER_SECOND
-    compact = max(stock_flops / STOCK_FLOPS, reading) + 2 * reading + COMPACT_SECONDS
-    return compact < max(paged_flops / PAGED_FLOPS, reading) + PAGED_SECONDS
+    compact = max(stock_flops / STOCK_FLOPS, reading) + 2 * reading
+    return compact < max(paged_flops / PAGED_FLOPS, reading)
 
 
 def max_compact_keys(shape: AttentionShape) -> int:

@@ -17,6 +17,7 @@ pytest.importorskip("vllm")
 
 from minipic_backend.attention import dispatch
 from minipic_backend.attention.geometry import AttentionShape
+from minipic_backend.attention.naive import naive_varlen_attention
 from minipic_backend.attention.rotary import Rotary, cos_sin_table
 from minipic_backend.attention.rows import OPEN_END
 from minipic_backend.config import SpanConfig, SpanOptions
@@ -241,6 +242,7 @@ def impl_for(monkeypatch: pytest.MonkeyPatch, kv_cache_dtype: str, device: str) 
     inv_freq = 1.0 / 100.0 ** (torch.arange(0, 32, 2) / 32)
     new.rotary = Rotary(cos_sin_table(inv_freq, 256).to(device), is_neox=True)
     new.stock = []
+    new._attend = naive_varlen_attention
 
     def forward(self: Any, layer: Any, query: Any, *args: Any) -> None:
         self.stock.append(query)

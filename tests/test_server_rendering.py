@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -28,7 +29,7 @@ from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.layout.markers import choose_markers
 from minipic_backend.models import ensure_smollm2
 from minipic_backend.plugin.hasher import request_segments
-from minipic_backend.plugin.requests import check_request
+from minipic_backend.plugin.requests import RequestRefused, check_request
 from minipic_backend.server.rendering import SpanRenderer, take_over
 from minipic_backend.server.routes import Facts
 
@@ -272,6 +273,7 @@ async def test_all_doors_refuse_the_same(renderer: Any, name: str) -> None:
         prompt_embeds=None,
         resumable=False,
         request_id="r",
+        cache_salt=None,
     )
     vllm_config = SimpleNamespace(
         additional_config={CONFIG_KEY: config.to_dict()},
@@ -291,6 +293,35 @@ async def test_all_doors_refuse_the_same(renderer: Any, name: str) -> None:
     assert len({(type(error), str(error)) for error in found}) == 1
     assert (found[0] is None) == (name in GOOD)
     assert isinstance(found[0], PromptError | ConfigurationError | None)
+
+
+@pytest.mark.parametrize(
+    ("options", "further"),
+    [
+        ({"stop": ["\ud800"]}, {}),
+        ({"bad_words": ["\ud800"]}, {}),
+        ({"extra_args": {"x": ["\ud800"]}}, {}),
+        ({}, {"request_id": "\ud800"}),
+        ({}, {"cache_salt": "\ud800"}),
+    ],
+    ids=ascii,
+)
+def test_texts_that_no_process_can_be_sent(
+    options: dict[str, Any], further: dict[str, Any]
+) -> None:
+    """Lone surrogates come through JSON; vLLM would fail at sending them on."""
+    given = {"prompt_token_ids": [10], "mm_features": None, "prompt_embeds": None}
+    given |= {"resumable": False, "request_id": "r", "cache_salt": None}
+    config = SpanConfig(3, 4, 5, BLOCK)
+    vllm_config: Any = SimpleNamespace(
+        additional_config={CONFIG_KEY: config.to_dict()},
+        model_config=SimpleNamespace(max_model_len=2048),
+    )
+    good = SimpleNamespace(**given, sampling_params=SamplingParams(stop=["\u00e9"]))
+    check_request(vllm_config, good)
+    bad = SimpleNamespace(**{**given, **further}, sampling_params=SamplingParams(**options))
+    with pytest.raises(RequestRefused, match="Unicode"):
+        check_request(vllm_config, bad)
 
 
 async def test_images_and_embeddings_at_every_door(renderer: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from vllm.exceptions import VLLMValidationError
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig
@@ -46,9 +47,19 @@ def _check(request: Any, config: SpanConfig, max_model_len: int) -> None:
     from minipic_backend.plugin.span_jobs import JOB_PREFIX
 
     request_segments(request, config, max_model_len=max_model_len)
+    _check_unicode(request)
     if request.resumable:
         # vLLM counts what was generated as prompt when such a request goes on: a marker among it
         # would then be read as one.
         raise PromptError("An engine with spans takes no prompts that are streamed in")
     if request.request_id.startswith(JOB_PREFIX):
         raise PromptError(f"request_id={request.request_id!r}: {JOB_PREFIX!r} is the scheduler's")
+
+
+def _check_unicode(request: Any) -> None:
+    """vLLM sends requests to the engine's process as UTF-8, and fails where a text is none."""
+    texts = (request.request_id, request.cache_salt, request.sampling_params)
+    try:
+        msgspec.msgpack.encode(texts, enc_hook=lambda _: None)
+    except UnicodeEncodeError as error:
+        raise PromptError(f"An option of the request is no valid Unicode: {error}") from error

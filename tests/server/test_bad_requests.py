@@ -123,6 +123,20 @@ def test_span_options_that_are_none(complete: Any, options: Any) -> None:
     refused(complete([10, 20], vllm_xargs={"minipic": options}), "minipic")
 
 
+@pytest.mark.parametrize("offset", [2048, 10**9, 2**70])
+def test_places_past_the_context(complete: Any, remote: RemoteEngine, offset: int) -> None:
+    laid_out = remote.explain(chat(fresh(2)), late=0)
+    last = laid_out.rows[-1].num_tokens
+    places = [[len(laid_out.token_ids) - last, offset]]
+    options = {"minipic": json.dumps({"places": places})}
+    refused(complete(list(laid_out.token_ids), vllm_xargs=options), "2048")
+
+
+def test_beams_of_a_prompt_with_spans(complete: Any, remote: RemoteEngine) -> None:
+    prompt = list(remote.explain(chat(fresh(1)), late=0).token_ids)
+    refused(complete(prompt, use_beam_search=True, n=2), "beam")
+
+
 def test_text_that_spells_out_a_marker(complete: Any) -> None:
     refused(complete("name <repo_name> name"), "spells out a marker")
 
@@ -148,9 +162,10 @@ def test_other_routes_refuse_misplaced_markers_too(
 
 
 @pytest.mark.parametrize("text", ["x", "name <repo_name> name"], ids=["marked", "spelled out"])
-def test_echo_of_what_is_laid_out(say: Any, text: str) -> None:
+def test_options_that_do_not_go_with_what_is_laid_out(say: Any, text: str) -> None:
     mark = {"minipic": {"span": True}} if text == "x" else {}
-    refused(say({**TEXT, "text": text, **mark}, TEXT, echo=True), "echo")
+    for option in ({"echo": True}, {"use_beam_search": True}, {"truncate_prompt_tokens": 500}):
+        refused(say({**TEXT, "text": text, **mark}, TEXT, **option), *option)
 
 
 # ---- marks ----------------------------------------------------------------------------------
@@ -198,8 +213,10 @@ def test_marked_documents_over_the_context(say: Any) -> None:
 
 
 def test_anthropic_documents_that_hold_no_text(server: ServerProcess) -> None:
-    for source in ({"type": "base64", "data": "AAAA"}, {"type": "text", "data": 3}, {}):
-        content = [{"type": "document", "source": source}, TEXT]
+    for source in ({"type": "base64", "data": "AAAA"}, {"type": "text", "data": 3}, {}, "x"):
+        found = [{"type": "document", "source": source}]
+        result = {"type": "tool_result", "tool_use_id": "t", "content": found}
+        content = [result, TEXT] if source == "x" else [*found, TEXT]
         messages = [{"role": "user", "content": content}]
         body = {"model": HUB_NAME, "messages": messages, "max_tokens": 3}
         answer = server.request("POST", "/messages", json=body)

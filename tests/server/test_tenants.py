@@ -10,6 +10,7 @@ from documents import chat, fresh
 from process import API_KEY, ServerProcess
 
 from minipic_backend import RemoteEngine
+from minipic_backend.models import HUB_NAME
 
 SALTS = [None, "tenant-a", "tenant-b"]
 OPTIONS = {"max_tokens": 2, "temperature": 0.0, "late": 0}
@@ -51,6 +52,34 @@ def test_the_salt_of_a_client(server: ServerProcess) -> None:
             assert stranger.generate(prompt, **OPTIONS).usage.cached_tokens <= prefix
         hit = nobodys.generate(prompt, cache_salt="mine", **OPTIONS).usage
         assert hit.cached_tokens > prefix
+
+
+def test_the_salt_of_an_anthropic_request(server: ServerProcess) -> None:
+    source = {"type": "text", "data": fresh(1)[0]}
+    content = [{"type": "document", "source": source}, {"type": "text", "text": "What is it?"}]
+
+    def read(salt: str) -> int:
+        messages = [{"role": "user", "content": content}]
+        body = {"model": HUB_NAME, "max_tokens": 1, "messages": messages, "cache_salt": salt}
+        found = server.request("POST", "/messages", json=body).json()["usage"]
+        return int(found["cache_read_input_tokens"])
+
+    read("c")
+    document = read("c") - read("d")
+    assert document >= 64
+    assert read("d") >= document  # its own, by now
+
+
+def test_timing_tells_nothing_of_another_tenant(remote: RemoteEngine) -> None:
+    """A document that another one has in the cache takes as long as one that nobody has."""
+    prompt = chat([" ".join(fresh(14))])
+
+    def seconds(salt: str) -> float:
+        return remote.generate(prompt, cache_salt=salt, **OPTIONS).timing.ttft_s
+
+    seconds("e")
+    warm = min(seconds("e") for _ in range(3))
+    assert seconds("f") > 2 * warm
 
 
 def test_nobody_can_look_into_the_cache(remote: RemoteEngine) -> None:

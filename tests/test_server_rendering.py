@@ -153,6 +153,31 @@ async def test_ready_ids_of_a_client_do_not_stay(renderer: Any) -> None:
     assert request.kv_transfer_params is None
 
 
+async def test_ready_ids_hold_no_markers(renderer: Any) -> None:
+    """The messages would be laid out in their place."""
+    ids, _ = prompts(renderer.span_config)["spans"]
+    for given in (ids, [10, renderer.span_config.pdep]):
+        request = chat(QUESTION, kv_transfer_params={"prompt_token_ids": given})
+        with pytest.raises(PromptError, match="no markers"):
+            await ids_of(renderer, request)
+    request = chat(QUESTION, kv_transfer_params={"prompt_token_ids": [10, 20]})
+    assert await ids_of(renderer, request) == [10, 20]
+
+
+async def test_span_options_of_chats_that_are_laid_out(renderer: Any, marker_text: str) -> None:
+    """A marked chat has a place of its own for them; else they are checked, whatever the text."""
+    for value in ('{"frame": "none"}', '{"frame": "both"}', 3):
+        request = chat(SPAN, QUESTION, vllm_xargs={CONFIG_KEY: value})
+        with pytest.raises(ConfigurationError, match="vllm_xargs"):
+            await ids_of(renderer, request)
+    for text in (marker_text, "A text."):
+        part = {"type": "text", "text": text}
+        assert await ids_of(renderer, chat(part, vllm_xargs={CONFIG_KEY: '{"frame": "none"}'}))
+        request = chat(part, vllm_xargs={CONFIG_KEY: '{"frame": "both"}'})
+        with pytest.raises(ConfigurationError, match="none, prefix"):
+            await ids_of(renderer, request)
+
+
 async def test_tokenize_shows_the_layout(renderer: Any, marker_text: str) -> None:
     """Its requests know neither `vllm_xargs` nor `kv_transfer_params`."""
     for content in ([SPAN, QUESTION], [{"type": "text", "text": marker_text}], [QUESTION]):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
-from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError, shown
+from minipic_backend.errors import ConfigurationError, PromptError, shown
 from minipic_backend.plugin import seams
 from minipic_backend.spans.hashing import SpanHashChain
 from minipic_backend.spans.segments import SegmentTable, is_framed_span, parse_segments
@@ -105,8 +105,8 @@ def prompt_segments(
     Raises:
         MalformedSpansError: markers or pads at the wrong place.
         ConfigurationError: span options that nobody knows.
-        PromptError: spans together with images or prompt embeddings.
-        ContextWindowError: places that lead past the model's positions, though the tokens are few.
+        PromptError: spans together with images or prompt embeddings, or places that lead past the
+            model's positions.
     """
     table = parse_segments(token_ids, config, _request_options(extra_args, config))
     if table is None:
@@ -114,7 +114,10 @@ def prompt_segments(
     if not only_tokens:
         raise PromptError("Spans do not go together with images or prompt embeddings")
     if max_model_len is not None and table.generated_position >= max_model_len:
-        raise ContextWindowError(table.generated_position, max_model_len)
+        raise PromptError(
+            f"The answer would begin at position {table.generated_position}, but the context of "
+            f"this model holds {max_model_len}"
+        )
     return table
 
 

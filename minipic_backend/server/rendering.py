@@ -188,12 +188,26 @@ class _SpanOnlineRenderer(OnlineRenderer):
                 skip_mm_cache=skip_mm_cache,
             )
 
-        if not has_marks(messages):
+        kept = dict(getattr(request, "kv_transfer_params", None) or {})
+        ready_ids = kept.pop(_READY_IDS, None)
+        if has_marks(messages):
+            if CONFIG_KEY in (getattr(request, "vllm_xargs", None) or {}):
+                raise ConfigurationError(
+                    f"vllm_xargs.{CONFIG_KEY} is for prompts of token ids; a chat with marks takes "
+                    f"its options in {MARK!r}"
+                )
+        else:
             rendered = await stock(messages)
-            if not any(self.minipic.has_markers(_token_ids(one)) for one in rendered[1]):
-                for one in rendered[1]:
-                    self.minipic.check(one, request)
+            has_markers = any(self.minipic.has_markers(_token_ids(one)) for one in rendered[1])
+            for one in rendered[1]:
+                self.minipic.check({**one, _READY_IDS: ()} if has_markers else one, request)
+            if not has_markers:
                 return rendered
+            if ready_ids is not None:
+                raise PromptError(
+                    f"kv_transfer_params.{_READY_IDS} may hold no markers; send such a prompt to "
+                    "/v1/completions"
+                )
             # Somebody's text spells out a marker. As text, it is not one.
         for name, off in _ONLY_RENDERED.items():
             if getattr(request, name, off) not in (None, off):
@@ -210,8 +224,6 @@ class _SpanOnlineRenderer(OnlineRenderer):
         ids = await self.minipic.lay_out(request, messages, template, tool_dicts)
         # vLLM takes ready token ids here, from a prefill server as it thinks, and goes on with
         # tools and reasoning as ever. It sees no messages: some of them make it render those.
-        kept = dict(getattr(request, "kv_transfer_params", None) or {})
-        kept.pop(_READY_IDS, None)
         request.kv_transfer_params = {**kept, _READY_IDS: ids}
         try:
             conversation, inputs = await stock([])

@@ -163,6 +163,23 @@ def test_tokenize_shows_a_marked_chat_as_it_is_laid_out(
     assert answer.json()["tokens"] == list(remote.explain(chat(documents), late=0).token_ids)
 
 
+def test_responses_and_batches_take_marks_too(server: ServerProcess, remote: RemoteEngine) -> None:
+    documents = fresh(2)
+    layout = {"technique": "block_attention"}
+    length = len(remote.explain(chat(documents), **layout).token_ids)
+    parts = marked(documents)
+    inputs = [SYSTEM, {"role": "user", "content": [{**one, "type": "input_text"} for one in parts]}]
+    body = {"model": HUB_NAME, "input": inputs, "max_output_tokens": 2, "minipic": layout}
+    answer = server.request("POST", "/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["input_tokens"] == length
+    messages = [SYSTEM, {"role": "user", "content": parts}]
+    body = {"model": HUB_NAME, "messages": [messages] * 2, "max_tokens": 2, "minipic": layout}
+    answer = server.request("POST", "/chat/completions/batch", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == 2 * length
+
+
 @pytest.mark.parametrize("where", ["span", "text"])
 def test_text_that_spells_out_every_special_token(
     oai: openai.OpenAI, remote: RemoteEngine, where: str

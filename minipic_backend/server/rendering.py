@@ -190,18 +190,11 @@ class _SpanOnlineRenderer(OnlineRenderer):
 
         kept = dict(getattr(request, "kv_transfer_params", None) or {})
         ready_ids = kept.pop(_READY_IDS, None)
-        if has_marks(messages):
-            if CONFIG_KEY in (getattr(request, "vllm_xargs", None) or {}):
-                raise ConfigurationError(
-                    f"vllm_xargs.{CONFIG_KEY} is for prompts of token ids; a chat with marks takes "
-                    f"its options in {MARK!r}"
-                )
-        else:
+        if not has_marks(messages):
             rendered = await stock(messages)
-            has_markers = any(self.minipic.has_markers(_token_ids(one)) for one in rendered[1])
-            for one in rendered[1]:
-                self.minipic.check({**one, _READY_IDS: ()} if has_markers else one, request)
-            if not has_markers:
+            if not any(self.minipic.has_markers(_token_ids(one)) for one in rendered[1]):
+                for one in rendered[1]:
+                    self.minipic.check(one, request)
                 return rendered
             if ready_ids is not None:
                 raise PromptError(
@@ -209,12 +202,13 @@ class _SpanOnlineRenderer(OnlineRenderer):
                     "/v1/completions"
                 )
             # Somebody's text spells out a marker. As text, it is not one.
-        for name, off in _ONLY_RENDERED.items():
-            if getattr(request, name, off) not in (None, off):
-                raise PromptError(
-                    f"{name} does not go together with marked documents, nor with text that spells "
-                    "out a marker: leave it out"
-                )
+            self.minipic.check({"type": "token"}, request)  # its options
+        elif CONFIG_KEY in (getattr(request, "vllm_xargs", None) or {}):
+            raise ConfigurationError(
+                f"vllm_xargs.{CONFIG_KEY} is for prompts of token ids; a chat with marks takes its "
+                f"options in {MARK!r}"
+            )
+        _check_laid_out(request)
         chat_params = request.build_chat_params(
             default_template, default_template_content_format
         ).with_defaults(default_template_kwargs)
@@ -263,6 +257,15 @@ def take_over(online_renderer: Any, spans: SpanRenderer) -> None:
     """Makes a running server's renderer one of ours; all of vLLM's handlers share it."""
     online_renderer.__class__ = _SpanOnlineRenderer
     online_renderer.minipic = spans
+
+
+def _check_laid_out(request: Any) -> None:
+    for name, off in _ONLY_RENDERED.items():
+        if getattr(request, name, off) not in (None, off):
+            raise PromptError(
+                f"{name} does not go together with marked documents, nor with text that spells out "
+                "a marker: leave it out"
+            )
 
 
 def _token_ids(engine_input: Mapping[str, Any]) -> Sequence[int]:

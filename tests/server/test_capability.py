@@ -25,7 +25,7 @@ def test_capabilities(server: ServerProcess, remote: RemoteEngine) -> None:
     assert config["key_encoding"] == "span_local"
     names = [remote.tokenizer.convert_ids_to_tokens(config[n]) for n in ("ssep", "pdep", "pad")]
     assert len(set(names)) == 3
-    assert set(names) <= set(remote.tokenizer.all_special_tokens)
+    assert set(names) <= set(remote.layout.encoder.special_texts)
     for name, known in (
         ("techniques", Technique), ("frames", Frame), ("offsets", Offsets),
         ("key_encodings", KeyEncoding),

@@ -72,7 +72,7 @@ def test_the_salt_of_an_anthropic_request(server: ServerProcess) -> None:
 
 def test_timing_tells_nothing_of_another_tenant(remote: RemoteEngine) -> None:
     """A document that another one has in the cache takes as long as one that nobody has."""
-    prompt = chat([" ".join(fresh(14))])
+    prompt = chat([" ".join(fresh(10))])
 
     def seconds(salt: str) -> float:
         return remote.generate(prompt, cache_salt=salt, **OPTIONS).timing.ttft_s

@@ -17,6 +17,7 @@ rounded least:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +63,7 @@ class GatheredRun:
     query_shifts: Tensor | None
     mask: Tensor
     _angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _scratch: dict[str, Tensor] = field(default_factory=dict)
     _masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def mask_as(self, dtype: torch.dtype) -> Tensor:
@@ -69,6 +71,18 @@ class GatheredRun:
         if dtype not in self._masks:
             self._masks[dtype] = self.mask.to(dtype)
         return self._masks[dtype]
+
+    def scratch(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory that one layer after another computes in, uninitialized.
+
+        Megabytes that are given back and taken anew by each layer come from the system, page by
+        page: that costs as much as the products.
+        """
+        count = math.prod(shape)
+        held = self._scratch.get(name)
+        if held is None or held.dtype != dtype or held.numel() < count:
+            held = self._scratch[name] = torch.empty(count, dtype=dtype)
+        return held[:count].view(shape)
 
     def key_angles(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """cos and sin of `shifts`: [rotary_dim / 2, num_blocks · block_size]. Kept, since all
@@ -178,36 +192,42 @@ def gathered_attention(
         some_q = q[:, first * group : (first + turn) * group]
         some_mask = mask[first : first + turn, None]
         if in_bf16:
-            scores = _scores_bf16(some_q, k, some_mask, scale)
+            scores = _scores_bf16(run, some_q, k, some_mask, scale)
         else:
-            scores = _scores(some_q, k, some_mask, scale, soft_cap)
-        outs.append(torch.bmm(torch.softmax(scores, dim=-1), v))
+            scores = _scores(run, some_q, k, some_mask, scale, soft_cap)
+        weights = run.scratch("weights", tuple(scores.shape), dtype)
+        torch.softmax(scores, dim=-1, out=weights)
+        outs.append(torch.bmm(weights, v))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
     out = out.view(num_kv_heads, num_queries, group, head_size).transpose(0, 1)
     return out.reshape(num_queries, num_heads, head_size)
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor, scale: float, soft_cap: float) -> Tensor:
+def _scores(
+    run: GatheredRun, q: Tensor, k: Tensor, mask: Tensor, scale: float, soft_cap: float
+) -> Tensor:
     """float32 [num_kv_heads, queries · group, num_keys]; `mask` is [queries, 1, num_keys].
 
     Whole products: the same bits however a prompt is cut into chunks, which matters where every
     token of every prompt goes this way (`unrotated`).
     """
-    scores = torch.bmm(q * scale, k)
+    scores = run.scratch("scores", (*q.shape[:2], k.shape[2]), q.dtype)
+    torch.bmm(q * scale, k, out=scores)
     if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
+        scores.div_(soft_cap).tanh_().mul_(soft_cap)
     _by_query(scores, mask).add_(mask)
     return scores
 
 
-def _scores_bf16(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _scores_bf16(run: GatheredRun, q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
     """The same in bfloat16, each row less a number near its maximum."""
     some = slice(None, None, _SAMPLE_STEP)
     sample = torch.bmm(q, k[..., some].contiguous()).float().mul_(scale)
     _by_query(sample, mask).add_(mask[..., some])
     highest = sample.amax(dim=-1, keepdim=True).to(q.dtype)
     highest.masked_fill_(highest == -torch.inf, 0.0)  # none of the sample is seen
-    scores = (mask - _by_query(highest, mask)).view(*q.shape[:2], -1)
+    scores = run.scratch("scores", (*q.shape[:2], k.shape[2]), q.dtype)
+    torch.sub(mask, _by_query(highest, mask), out=_by_query(scores, mask))
     return scores.baddbmm_(q, k, alpha=scale)
 
 

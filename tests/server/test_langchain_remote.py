@@ -1,11 +1,11 @@
-"""LangChain's own integration suite, and ours for text models, against a server."""
+"""LangChain's own integration suites, and ours for text models, against a server."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from langchain_suites import ChatSuite, TextSuite
+from langchain_suites import ChatSuite, RetrieverSuite, TextSuite
 
 from minipic_backend.models import HUB_NAME
 
@@ -36,4 +36,8 @@ class TestRemoteChat(_Remote, ChatSuite):
 
 
 class TestRemoteText(_Remote, TextSuite):
+    pass
+
+
+class TestRemoteRetriever(_Remote, RetrieverSuite):
     pass

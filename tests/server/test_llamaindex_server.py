@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.llms import LLM
 from llama_index.llms.minipic import MiniPIC
+from llama_index.llms.minipic.testing import LLMTests
 from llamaindex_bench import NODES, ReadsNodes
 
 process = pytest.importorskip("process", reason="tests/server has no server of its own yet")
@@ -19,6 +21,14 @@ class TestReadsNodes(ReadsNodes):
     @pytest.fixture
     def engine(self, remote: Any) -> Any:
         return remote
+
+
+class TestConformance(LLMTests):
+    max_gap_s = 2.0  # the server shares two cores with the event loop
+
+    @pytest.fixture
+    def llm(self, remote: Any) -> LLM:
+        return MiniPIC(engine=remote, temperature=0, max_tokens=8)
 
 
 def test_by_address(server: Any) -> None:

@@ -12,7 +12,9 @@ import pytest
 pytest.register_assert_rewrite("langchain_suites", "llamaindex_bench")
 
 # Read when torch is imported. As the engine itself sets it: see `minipic_backend.engines.launch`.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

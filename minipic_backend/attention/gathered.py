@@ -174,7 +174,7 @@ def gathered_attention(
     k = layout.gather_keys(key_cache, run.block_ids)
     v = layout.gather_values(value_cache, run.block_ids).to(dtype)
     if run.shifts is not None:
-        k = _turned(k.float(), *run.key_angles(rotary), is_neox=rotary.is_neox)
+        k = _turned(k, *run.key_angles(rotary), dtype, is_neox=rotary.is_neox)
     k = k.to(dtype)
     q = query.to(dtype)
     if run.query_shifts is not None:
@@ -222,9 +222,9 @@ def _scores(
 def _scores_bf16(run: GatheredRun, q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
     """The same in bfloat16, each row less a number near its maximum."""
     some = slice(None, None, _SAMPLE_STEP)
-    sample = torch.bmm(q, k[..., some].contiguous()).float().mul_(scale)
+    sample = torch.bmm(q, k[..., some].contiguous())
     _by_query(sample, mask).add_(mask[..., some])
-    highest = sample.amax(dim=-1, keepdim=True).to(q.dtype)
+    highest = sample.amax(dim=-1, keepdim=True).mul_(scale)
     highest.masked_fill_(highest == -torch.inf, 0.0)  # none of the sample is seen
     scores = run.scratch("scores", (*q.shape[:2], k.shape[2]), q.dtype)
     torch.sub(mask, _by_query(highest, mask), out=_by_query(scores, mask))
@@ -236,14 +236,15 @@ def _by_query(rows: Tensor, mask: Tensor) -> Tensor:
     return rows.view(rows.shape[0], mask.shape[0], -1, rows.shape[2])
 
 
-def _turned(k: Tensor, cos: Tensor, sin: Tensor, *, is_neox: bool) -> Tensor:
-    """`rotate` along dim 1 of float32 [num_kv_heads, head_size, num_keys], without its copies."""
+def _turned(k: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype, *, is_neox: bool) -> Tensor:
+    """`rotate` along dim 1 of [num_kv_heads, head_size, num_keys], in float32, rounded once to
+    `dtype`; without its copies."""
     half = cos.shape[0]
     if not is_neox or 2 * half != k.shape[1]:
-        return rotate(k, cos[None], sin[None], is_neox=is_neox, dim=1)
+        return rotate(k.float(), cos[None], sin[None], is_neox=is_neox, dim=1)
     # (a', b') = (a cos - b sin, b cos + a sin)
     a, b = k[:, :half], k[:, half:]
-    out = torch.empty_like(k)
-    torch.mul(a, cos, out=out[:, :half]).addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=out[:, half:]).addcmul_(a, sin)
+    out = torch.empty(k.shape, dtype=dtype)
+    torch.addcmul(a * cos, b, sin, value=-1, out=out[:, :half])
+    torch.addcmul(b * cos, a, sin, out=out[:, half:])
     return out

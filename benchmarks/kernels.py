@@ -86,7 +86,7 @@ def variants(inputs: Inputs, attend: Any) -> Iterator[tuple[str, str, Runner]]:
     yield "span_local", "span_local", planned(plan_dependent(inputs.runs, table, shape))
     yield "compact", "span_local", planned(compact)
     yield "unrotated", "unrotated", planned(plan_dependent(inputs.runs, table, unrotated))
-    chosen = plan_dependent(inputs.runs, table, shape, compact=True)
+    chosen = plan_dependent(inputs.runs, table, shape, max_keys=max_compact_keys(shape))
     yield "chosen by the rule", "span_local", planned(chosen)
 
 
@@ -189,7 +189,8 @@ def planning_microseconds(inputs: Inputs) -> float:
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        plan_dependent(inputs.runs, inputs.block_table, inputs.shape, compact=True)
+        max_keys = max_compact_keys(inputs.shape)
+        plan_dependent(inputs.runs, inputs.block_table, inputs.shape, max_keys=max_keys)
         if inputs.device == "cuda":
             torch.cuda.synchronize()
         times.append(1e6 * (time.perf_counter() - begin))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from segment_prompts import CONFIG, Drawn, all_options, given, patched_prompts, prompts
 
 from minipic_backend.attention import gathered as gathered_module
-from minipic_backend.attention.gathered import gather_run, gathered_attention
+from minipic_backend.attention.gathered import GatheredRun, Scratch, gather_run, gathered_attention
 from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
 from minipic_backend.attention.rotary import Rotary, cos_sin_table, rotate
 from minipic_backend.attention.rows import PlacedRun, Run, split_runs
@@ -26,6 +26,8 @@ HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 12
 SCALE = 0.4
 NUM_GENERATED = 5
 GARBAGE = 1e4
+SCRATCH = Scratch()
+"""Shared by every run, shape and dtype in here, as by those of an engine."""
 
 
 @dataclass
@@ -173,7 +175,11 @@ def attend(
     out = torch.full(layer.query.shape, torch.nan)
     for run in runs:
         gathered = gather_run(
-            PlacedRun(1, run.start, run), cache.block_table, SIZE, unrotated=unrotated
+            PlacedRun(1, run.start, run),
+            cache.block_table,
+            SIZE,
+            unrotated=unrotated,
+            scratch=SCRATCH,
         )
         assert gathered.num_queries == run.num_tokens
         out[run.start : run.end] = gathered_attention(
@@ -301,19 +307,22 @@ def as_bf16(layer: Layer) -> Layer:
 def test_dependent_runs_in_bf16(
     drawn: Drawn, options: SpanOptions, style: tuple[int, bool, float]
 ) -> None:
-    """Rounding of what was rotated (2^-9 of scores up to 6), of weights and of the output."""
+    """Half a percent of the whole, and no row far off: queries, keys, turned keys, scores, weights
+    and the output are each rounded to 2^-9. A wrong shift or mask is off by tenths."""
     table = drawn.table(options)
     num_tokens = len(drawn.token_ids) + NUM_GENERATED
     layer = as_bf16(draw_layer(table, num_tokens, style))
     runs = [r for r in split_runs(table, 0, num_tokens) if r.kind is SegmentKind.DEPENDENT]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gathered_module, "multiplies_bf16", lambda: True)
-        got = attend(layer, table, runs, encoding="span_local", dtype=torch.bfloat16)
+        got = attend(layer, table, runs, encoding="span_local", dtype=torch.bfloat16).double()
     want = by_definition(layer, table)
+    mine = torch.zeros(num_tokens, dtype=torch.bool)
     for run in runs:
-        torch.testing.assert_close(
-            got[run.start : run.end].double(), want[run.start : run.end], rtol=0, atol=0.04
-        )
+        mine[run.start : run.end] = True
+    if mine.any():
+        assert (got - want)[mine].norm() < 0.02 * want[mine].norm()
+        torch.testing.assert_close(got[mine], want[mine], rtol=0, atol=0.1)
 
 
 def test_large_scores_in_bf16(in_bf16: None) -> None:
@@ -328,6 +337,33 @@ def test_large_scores_in_bf16(in_bf16: None) -> None:
     plain = SCALE * torch.einsum("qhd,khd->hqk", layer.query, layer.key.repeat_interleave(2, 1))
     assert plain.abs().min() > 128
     assert error < 0.03
+
+
+def test_strong_keys_that_the_sample_misses_in_bf16() -> None:
+    """Two scores of about 30 above every 16th key's: off by x / 256 each at most, as stated."""
+    q = torch.zeros(1, 1, 8)
+    q[..., :2] = 1.0
+    k = torch.zeros(1, 8, 48)
+    k[0, :2, 5] = torch.tensor([30.0, 0.06])
+    k[0, :2, 9] = torch.tensor([30.0, -0.06])
+    mask = torch.zeros(1, 1, 48)
+    run = GatheredRun(0, 1, torch.zeros(0, dtype=torch.int64), None, None, mask[0])
+    exact = torch.bmm(q.double(), k.double()).softmax(-1)
+    q, k, mask = q.bfloat16(), k.bfloat16(), mask.bfloat16()
+    scores = gathered_module._scores_bf16(run, q, k, mask, 1.0)
+    bound = 30.06 / 256
+    assert (scores[0, 0, [5, 9]].double() - torch.tensor([30.06, 29.94])).abs().max() <= bound
+    assert (scores.double().softmax(-1) - exact).abs().max() <= bound / 2
+
+
+def test_scratch_is_bounded_by_the_largest_run() -> None:
+    """Not by how many runs a step has, nor how many steps there were."""
+    scratch = Scratch()
+    for count in (5, 100, 7):
+        for dtype in (torch.float32, torch.bfloat16):
+            assert scratch.take("a", (count, 3), dtype).shape == (count, 3)
+            scratch.take("b", (3, count), dtype)
+    assert sum(held.numel() for held in scratch._held.values()) == 4 * 300
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,8 +7,8 @@ sequence whose last tokens are the run's queries (`span_local` only):
     (R_{-shift} q) . k = q . (R_{shift} k)
 
 One launch copies the keys and values of all runs, one call serves them; per layer, since a layer's
-keys are its own. The attention function is handed in: FlashAttention with a log-sum-exp that nobody
-needs, or a naive one in tests.
+keys are its own. The attention function is handed in: FlashAttention, or a
+naive one in tests.
 """
 
 from __future__ import annotations

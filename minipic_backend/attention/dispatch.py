@@ -103,9 +103,18 @@ def prefers_compact(shape: AttentionShape, runs: Sequence[PlacedRun]) -> bool:
     return compact < max(paged_flops / PAGED_FLOPS, reading)
 
 
-def max_compact_keys(shape: AttentionShape) -> int:
-    """Keys, with their values, that `COMPACT_BUFFER_BYTES` have room for."""
-    return max(COMPACT_BUFFER_BYTES // _bytes_per_token(shape), 1)
+def max_compact_keys(shape: AttentionShape, free_bytes: int | None = None) -> int:
+    """Keys, with their values, that there is room to copy.
+
+    Args:
+        shape: of the layers.
+        free_bytes: of the device, once everything else has its memory: half of them may go to
+            copies. None: plenty.
+    """
+    room = COMPACT_BUFFER_BYTES
+    if free_bytes is not None:
+        room = min(room, free_bytes // 2)
+    return room // _bytes_per_token(shape)
 
 
 def _bytes_per_token(shape: AttentionShape) -> int:
@@ -117,7 +126,7 @@ def _round_up(n: int, step: int) -> int:
 
 
 def plan_dependent(
-    runs: Sequence[PlacedRun], block_table: Tensor, shape: AttentionShape, *, compact: bool = False
+    runs: Sequence[PlacedRun], block_table: Tensor, shape: AttentionShape, *, max_keys: int = 0
 ) -> SpanWork:
     """Plans a batch's runs, once per step for all layers; uploads, but never waits.
 
@@ -125,14 +134,13 @@ def plan_dependent(
         runs: dependent ones; with `shape.unrotated`, all.
         block_table: [num_requests, max_blocks], int32, on the device.
         shape: of the layers.
-        compact: a varlen attention will be handed to `run_dependent`: the cache has the dtype of
-            the queries.
+        max_keys: keys that copies have room for, if a varlen attention will be handed to
+            `run_dependent` and the cache has the dtype of the queries; else 0.
     """
     few = [r for r in runs if r.run.num_tokens * shape.group <= 16]
     many = [r for r in runs if r.run.num_tokens * shape.group > 16]
     passes: tuple[CompactPass, ...] = ()
-    if compact and many and not (shape.unrotated or shape.window):
-        max_keys = max_compact_keys(shape)
+    if max_keys and many and not (shape.unrotated or shape.window):
         fitting = [r for r in many if num_seen(r.run) <= max_keys]
         if fitting and prefers_compact(shape, fitting):
             passes = plan_compact(fitting, block_table, max_keys)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minipic_backend.attention.rows import PlacedRun, SeenSegment, upload
 
-__all__ = ["KeyRange", "Sequences", "context_sequences", "joined", "make_sequences"]
+__all__ = ["Sequences", "context_sequences", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRange:
+class _KeyRange:
     """Keys [start, start + num_keys) of a request; in front of them its first num_frame_tokens."""
 
     request: int
@@ -52,9 +52,9 @@ def context_sequences(runs: Sequence[PlacedRun], block_table: Tensor, block_size
         block_table: [num_requests, max_blocks].
         block_size: tokens of a block.
     """
-    return make_sequences(
+    return _make_sequences(
         [
-            KeyRange(
+            _KeyRange(
                 placed.request,
                 placed.run.num_tokens,
                 placed.run.segment_start,
@@ -82,8 +82,8 @@ def joined(seen: Sequence[SeenSegment]) -> list[SeenSegment]:
     return result
 
 
-def make_sequences(
-    sequences: Sequence[KeyRange], block_table: Tensor, block_size: int
+def _make_sequences(
+    sequences: Sequence[_KeyRange], block_table: Tensor, block_size: int
 ) -> Sequences:
     """The tensors of these sequences; the block table is gathered on the device."""
     values = np.array(

@@ -21,7 +21,12 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from minipic_backend.attention.gathered import GatheredRun, gather_run, gathered_attention
+from minipic_backend.attention.gathered import (
+    GatheredRun,
+    Scratch,
+    gather_run,
+    gathered_attention,
+)
 from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun, split_runs
@@ -76,6 +81,7 @@ class SpanCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         super().__init__(*args, **kwargs)
         self.span_config = span_config(self.vllm_config)
         self.batch: BatchSegments | None = None
+        self.scratch = Scratch()
 
     def build(
         self,
@@ -101,7 +107,13 @@ class SpanCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         metadata.context_queries = torch.cat([torch.empty(0, dtype=torch.int64), *queries])
         metadata.num_actual_tokens = common.num_actual_tokens
         metadata.gathered = [
-            gather_run(placed, common.block_table_tensor, self.block_size, unrotated=unrotated)
+            gather_run(
+                placed,
+                common.block_table_tensor,
+                self.block_size,
+                unrotated=unrotated,
+                scratch=self.scratch,
+            )
             for placed in gathered
         ]
         return metadata

@@ -16,7 +16,7 @@ from minipic_backend.plugin.cpu_attention import (
     SpanCPUImpl,
     SpanCPUMetadataBuilder,
 )
-from minipic_backend.plugin.enable import check_config
+from minipic_backend.plugin.enable import check_config, check_layer_cache
 from minipic_backend.plugin.hasher import worker_segments
 from minipic_backend.plugin.rotary import find_rotary, skip_rotation
 from minipic_backend.spans.segments import SegmentTable
@@ -60,6 +60,7 @@ class SpanCPUModelRunner(CPUModelRunner):
             impl = layers[layer_name].impl
             if not isinstance(impl, SpanCPUImpl):
                 raise ConfigurationError(f"The span attention is not in place in {layer_name}")
+            check_layer_cache(layers[layer_name], name)
             impl.rotary = table
         if self.span_config.key_encoding == "unrotated":
             skip_rotation(self.model)

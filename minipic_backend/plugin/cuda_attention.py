@@ -33,6 +33,7 @@ from vllm.v1.attention.backends.flash_attn import (
 
 from minipic_backend.attention.dispatch import (
     SpanWork,
+    max_compact_keys,
     plan_dependent,
     run_dependent,
 )
@@ -41,15 +42,14 @@ from minipic_backend.attention.rotary import Rotary
 from minipic_backend.attention.rows import PlacedRun
 from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.attention.warmup import warm_up
-from minipic_backend.errors import UnsupportedModelError
 from minipic_backend.plugin.cuda_graphs import GraphRows
 from minipic_backend.plugin.cuda_state import SpanBatch
-from minipic_backend.plugin.enable import CUDA_CACHE_DTYPES, span_config
+from minipic_backend.plugin.enable import span_config
 from minipic_backend.spans.segments import SegmentKind
 
 _NO_QUERIES = np.empty(0, dtype=np.int64)
 
-__all__ = ["SpanFlashBackend", "SpanFlashImpl", "SpanFlashMetadataBuilder", "check_quantization"]
+__all__ = ["SpanFlashBackend", "SpanFlashImpl", "SpanFlashMetadataBuilder"]
 
 
 @dataclass
@@ -78,7 +78,8 @@ class SpanFlashBackend(FlashAttentionBackend):
 class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
     """Builds vLLM's metadata, and ours from the `SpanBatch` that the model state hands over.
 
-    `graph_rows` is set by the runner while it captures the graphs of batches with spans.
+    `graph_rows` is set by the runner while it captures the graphs of batches with spans, and
+    `max_copied_keys` lowered where little memory is left.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -92,7 +93,8 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
             self.block_size,
             unrotated=self.is_unrotated,
         )
-        self.is_fp8: bool = is_quantized_kv_cache(self.cache_config.cache_dtype)
+        is_fp8 = is_quantized_kv_cache(self.cache_config.cache_dtype)
+        self.max_copied_keys = 0 if is_fp8 else max_compact_keys(self.shape)
         self.max_sequences: int = self.vllm_config.scheduler_config.max_num_seqs
         self.graph_rows: GraphRows | None = None
         self.captures_spans = False
@@ -133,7 +135,7 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         metadata = _widen(super().build(0, batch, fast_build))
         if others:
             metadata.work = plan_dependent(
-                others, common.block_table_tensor, self.shape, compact=not self.is_fp8
+                others, common.block_table_tensor, self.shape, max_keys=self.max_copied_keys
             )
             metadata.context_queries = async_tensor_h2d(
                 np.concatenate([_NO_QUERIES, *(_queries(placed) for placed in context)]),
@@ -283,21 +285,6 @@ def _select(query: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     if query.dtype.itemsize > 1:
         return query.index_select(0, indices)
     return query.view(torch.uint8).index_select(0, indices).view(query.dtype)
-
-
-def check_quantization(layer: Any, model: str) -> None:
-    """Raises UnsupportedModelError where a checkpoint wants a KV cache that we cannot read."""
-    for wrong, what in (
-        (layer.kv_cache_dtype not in CUDA_CACHE_DTYPES, f"has a {layer.kv_cache_dtype} KV cache"),
-        (
-            any(s.numel() > 1 for s in (layer._q_scale, layer._k_scale, layer._v_scale)),
-            "has KV cache scales by head",
-        ),
-    ):
-        if wrong:
-            raise UnsupportedModelError(
-                f"Spans do not work with {model}: layer {layer.layer_name} {what}"
-            )
 
 
 def _queries(placed: PlacedRun) -> NDArray[np.int64]:

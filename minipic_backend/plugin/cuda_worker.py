@@ -11,6 +11,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
+from minipic_backend.attention.dispatch import max_compact_keys
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError
@@ -18,11 +19,10 @@ from minipic_backend.plugin import seams
 from minipic_backend.plugin.cuda_attention import (
     SpanFlashImpl,
     SpanFlashMetadataBuilder,
-    check_quantization,
 )
 from minipic_backend.plugin.cuda_graphs import GraphRows, SpanCudaGraphManager
 from minipic_backend.plugin.cuda_state import SpanModelState
-from minipic_backend.plugin.enable import check_config
+from minipic_backend.plugin.enable import check_config, check_layer_cache
 from minipic_backend.plugin.rotary import find_rotary, skip_rotation
 
 __all__ = ["SpanCudaWorker", "SpanGPUModelRunner"]
@@ -65,7 +65,7 @@ class SpanGPUModelRunner(GPUModelRunner):
         on_device: dict[int, Rotary] = {}
         layers = self.compilation_config.static_forward_context
         for name, table in tables.items():
-            check_quantization(layers[name], self.model_config.model)
+            check_layer_cache(layers[name], self.model_config.model)
             impl = layers[name].impl
             if not isinstance(impl, SpanFlashImpl):
                 raise ConfigurationError(f"The span attention is not in place in {name}")
@@ -118,8 +118,18 @@ class SpanGPUModelRunner(GPUModelRunner):
                         )
 
         torch.cuda.synchronize()
+        self._bound_copies()
         seconds = time.perf_counter() - start
         _log.info("Compiled %d kernels for spans in %.1f seconds", count, seconds)
+
+    def _bound_copies(self) -> None:
+        """Copies of keys come on top of what vLLM measured: they take half of what is left."""
+        free, _ = torch.cuda.mem_get_info()
+        for groups in self.attn_groups:
+            for group in groups:
+                for builder in group.metadata_builders:
+                    room = max_compact_keys(builder.shape, free)
+                    builder.max_copied_keys = min(builder.max_copied_keys, room)
 
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)

@@ -15,7 +15,14 @@ from minipic_backend.layout.markers import choose_markers
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.metrics import span_stat_logger
 
-__all__ = ["CUDA_CACHE_DTYPES", "DEFAULT_BLOCK_SIZE", "check_config", "enable_spans", "span_config"]
+__all__ = [
+    "CUDA_CACHE_DTYPES",
+    "DEFAULT_BLOCK_SIZE",
+    "check_config",
+    "check_layer_cache",
+    "enable_spans",
+    "span_config",
+]
 
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 """vLLM's own default on a CPU is 128, most of which a short document would leave as pads."""
@@ -221,3 +228,23 @@ def _tokenizer(engine_args: Any) -> Any:
         trust_remote_code=engine_args.trust_remote_code,
         revision=engine_args.tokenizer_revision,
     )
+
+
+def check_layer_cache(layer: Any, model: str) -> None:
+    """Refuses a KV cache that we cannot read, where a checkpoint asks for one: its layers tell.
+
+    Raises:
+        UnsupportedModelError: it does.
+    """
+    known = _PARTS[_platform()].cache_dtypes
+    for wrong, what in (
+        (layer.kv_cache_dtype not in known, f"has a {layer.kv_cache_dtype} KV cache"),
+        (
+            any(s.numel() > 1 for s in (layer._q_scale, layer._k_scale, layer._v_scale)),
+            "has KV cache scales by head",
+        ),
+    ):
+        if wrong:
+            raise UnsupportedModelError(
+                f"Spans do not work with {model}: layer {layer.layer_name} {what}"
+            )

@@ -22,7 +22,7 @@ from minipic_backend.attention.rotary import Rotary, cos_sin_table
 from minipic_backend.attention.rows import OPEN_END
 from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.errors import UnsupportedModelError
-from minipic_backend.plugin import cuda_attention, cuda_graphs, cuda_state
+from minipic_backend.plugin import cuda_attention, cuda_graphs, cuda_state, enable
 from minipic_backend.spans.segments import SegmentTable, parse_segments
 
 SIZE = 16
@@ -120,7 +120,7 @@ def builder(monkeypatch: pytest.MonkeyPatch, device: str) -> Any:
     new.device = torch.device(device)
     new.block_size = SIZE
     new.is_unrotated = False
-    new.is_fp8 = False
+    new.max_copied_keys = 10**6
     new.captures_spans = False
     new.max_sequences = 4
     new.shape = AttentionShape(4, 2, 32, SIZE, itemsize=4)
@@ -265,7 +265,7 @@ def test_fp8_is_read_with_its_scales_and_never_through_copies(
     starts, counts = [7, 0], [3, len(PROMPT)]
     spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
     new = builder(monkeypatch, device)
-    new.is_fp8 = True
+    new.max_copied_keys = 0  # as `__init__` sets it for fp8
     new.shape = AttentionShape(4, num_kv_heads, 32, SIZE)
     batch = common(starts, counts, device)
     batch = batch.replace(block_table_tensor=batch.block_table_tensor - 100)
@@ -316,18 +316,27 @@ def test_one_kv_head_gets_strides_that_flash_attention_can_use(
         ({"_k_scale": torch.ones(2)}, "scales by head"),
     ],
 )
-def test_caches_that_a_checkpoint_asks_for(change: dict[str, Any], words: str | None) -> None:
+def test_caches_that_a_checkpoint_asks_for(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str | None
+) -> None:
     one = torch.tensor(1.0)
     layer = SimpleNamespace(
         **{"kv_cache_dtype": "fp8", "_q_scale": one, "_k_scale": one, "_v_scale": one}
         | {"layer_name": "layers.0.attn"}
         | change
     )
+    monkeypatch.setattr(enable, "_platform", lambda: "cuda")
     if words is None:
-        cuda_attention.check_quantization(layer, "model")
-        return
-    with pytest.raises(UnsupportedModelError, match=words):
-        cuda_attention.check_quantization(layer, "model")
+        enable.check_layer_cache(layer, "model")
+    else:
+        with pytest.raises(UnsupportedModelError, match=words):
+            enable.check_layer_cache(layer, "model")
+    monkeypatch.setattr(enable, "_platform", lambda: "cpu")
+    if layer.kv_cache_dtype == "auto":
+        enable.check_layer_cache(layer, "model")
+    else:  # a CPU reads none of them
+        with pytest.raises(UnsupportedModelError, match=f"{layer.kv_cache_dtype} KV cache"):
+            enable.check_layer_cache(layer, "model")
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2])

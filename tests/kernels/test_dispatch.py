@@ -74,7 +74,7 @@ def test_a_batch_of_everything(device, encoding, compact, monkeypatch):
     runs = [PlacedRun(i, batch.query_start(i, run.start), run) for i, run in batch.runs()]
     if encoding == "span_local":
         runs = [p for p in runs if p.run.kind is not SegmentKind.SPAN]
-    work = plan_dependent(runs, batch.block_table(), shape_of(batch), compact=compact)
+    work = plan_dependent(runs, batch.block_table(), shape_of(batch), max_keys=10**6 * compact)
     assert bool(work.compact) == (compact and encoding == "span_local")
     run_dependent(
         work, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out, scale=0.25,
@@ -120,7 +120,7 @@ def test_a_plan_for_a_varlen_attention_needs_one(device):
     runs = [PlacedRun(0, 0, batch.runs()[0][1])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "prefers_compact", lambda *_: True)
-        work = plan_dependent(runs, batch.block_table(), shape_of(batch), compact=True)
+        work = plan_dependent(runs, batch.block_table(), shape_of(batch), max_keys=10**6)
     with pytest.raises(ValueError, match="varlen"):
         run_dependent(
             work, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out,
@@ -135,7 +135,7 @@ def test_windows_and_unrotated_keys_stay_with_the_paged_kernel(device, change, m
     batch = Batch([Request(table, 64, 85)], Heads(), "span_local", device=device)
     runs = [PlacedRun(0, 0, batch.runs()[0][1])]
     shape = AttentionShape(2, 1, 32, 16, **change)
-    assert plan_dependent(runs, batch.block_table(), shape, compact=True).compact == ()
+    assert plan_dependent(runs, batch.block_table(), shape, max_keys=10**6).compact == ()
 
 
 def test_a_request_too_long_for_the_buffer_stays_with_the_paged_kernel(device, monkeypatch):
@@ -146,8 +146,7 @@ def test_a_request_too_long_for_the_buffer_stays_with_the_paged_kernel(device, m
     batch = Batch(requests, Heads(), "span_local", device=device)
     runs = [PlacedRun(i, batch.query_start(i, run.start), run) for i, run in batch.runs()]
     room = max(num_seen(p.run) for p in runs) - 1
-    monkeypatch.setattr(dispatch, "max_compact_keys", lambda _: room)
-    work = plan_dependent(runs, batch.block_table(), shape_of(batch), compact=True)
+    work = plan_dependent(runs, batch.block_table(), shape_of(batch), max_keys=room)
     assert work.compact
     assert work.paged
     run_dependent(
@@ -156,3 +155,11 @@ def test_a_request_too_long_for_the_buffer_stays_with_the_paged_kernel(device, m
     )  # fmt: skip
     mine = ~batch.is_pad()
     assert max_error(batch.out[mine], batch.expected(0.25)[mine]) < 1e-5
+
+
+def test_copies_take_half_of_what_is_left():
+    per_token = 2 * 8 * 128 * 2
+    assert dispatch.max_compact_keys(LLAMA_8B) == (512 << 20) // per_token
+    assert dispatch.max_compact_keys(LLAMA_8B, 10 << 30) == (512 << 20) // per_token
+    assert dispatch.max_compact_keys(LLAMA_8B, 200 << 20) == (100 << 20) // per_token
+    assert dispatch.max_compact_keys(LLAMA_8B, per_token) == 0

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # Reason: Triton kernels are not typed Python.
-"""Steps that the paged kernels share."""
+"""Steps that kernels share."""
 
 from __future__ import annotations
 

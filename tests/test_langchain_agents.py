@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,9 @@ from langchain.agents import create_agent
 from langchain.chat_models import init_chat_model
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import StructuredTool, create_retriever_tool, tool
+from langchain_core.tools import StructuredTool, Tool, create_retriever_tool, tool
 from langchain_minipic import ChatMiniPIC, register_provider, span_blocks
+from langchain_minipic._document_tools import keeping_documents
 from langchain_minipic.middleware import SpanMiddleware
 from langchain_support import DOCUMENTS, Retriever
 from pydantic import BaseModel
@@ -153,6 +155,71 @@ async def test_middleware_keeps_documents_that_a_tool_returns(asynchronous: bool
     (message,) = (one for one in state["messages"] if isinstance(one, ToolMessage))
     assert message.text == "\n\n".join(TEXTS)
     assert given.func is find  # the agent's own tool is left alone
+
+
+class Documents(deque[Any]):
+    """Neither a list nor an iterator."""
+
+
+def one_by_one() -> Iterator[Document]:
+    yield from DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        one_by_one,
+        lambda: iter(DOCUMENTS),
+        lambda: ((document, 0.5) for document in DOCUMENTS),
+        lambda: filter(None, DOCUMENTS),
+        lambda: dict(enumerate(DOCUMENTS)).values(),
+        lambda: Documents(DOCUMENTS),
+        lambda: tuple(DOCUMENTS),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_middleware_keeps_documents_however_a_tool_yields_them(
+    give: Any, asynchronous: bool
+) -> None:
+    def find(query: str) -> Any:
+        """Find documents."""
+        return give()
+
+    async def afind(query: str) -> Any:
+        """Find documents."""
+        return give()
+
+    llm = scripted(SEARCH, "Teutberga.")
+    given = StructuredTool.from_function(find, afind, name="search")
+    agent = create_agent(llm, [given], middleware=[SpanMiddleware()])
+    question = {"messages": [HumanMessage("Who was the queen?")]}
+    await agent.ainvoke(question) if asynchronous else agent.invoke(question)
+    assert spans(engine(llm).prompts[-1]) == TEXTS
+
+
+async def test_middleware_keeps_documents_of_an_asynchronous_generator() -> None:
+    async def in_turn() -> Any:
+        for document in DOCUMENTS:
+            yield document
+
+    async def afind(query: str) -> Any:
+        """Find documents."""
+        return in_turn()
+
+    llm = scripted(SEARCH, "Teutberga.")
+    given = StructuredTool.from_function(coroutine=afind, name="search")
+    agent = create_agent(llm, [given], middleware=[SpanMiddleware()])
+    await agent.ainvoke({"messages": [HumanMessage("Who was the queen?")]})
+    assert spans(engine(llm).prompts[-1]) == TEXTS
+
+
+def test_a_generator_of_other_things_yields_all_of_them() -> None:
+    for items in ([], [None, 1], ["a", "b"], [1, DOCUMENTS[0]]):
+        given = Tool("search", lambda _, items=items: iter(items), "Search.")
+        kept = keeping_documents(given)
+        assert isinstance(kept, Tool)
+        assert kept.func is not None
+        assert list(kept.func("x")) == items
 
 
 @pytest.mark.parametrize("result", ["plain", ["a", "b"], [DOCUMENTS[0], "a"], [], {"x": 1}])

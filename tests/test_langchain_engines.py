@@ -11,13 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from langchain_minipic import ChatMiniPIC, MiniPIC
+from langchain_core.messages import HumanMessage
+from langchain_minipic import ChatMiniPIC, MiniPIC, span_block
 
 from minipic_backend import (
     ConfigurationError,
     EngineClosedError,
     EngineStartError,
     MiniPICError,
+    Prompt,
+    Span,
+    Text,
 )
 from minipic_backend.engines import shared as shared_engines
 from minipic_backend.engines.shared import EngineSpec
@@ -105,6 +109,100 @@ def test_the_last_one_to_close_closes_the_engine(started: list[FakeEngine]) -> N
     assert shared_engines._shared == {}
     ChatMiniPIC(model="m").invoke("x")
     assert len(started) == 2
+
+
+async def in_stream(llm: Any, value: Any, options: dict[str, Any]) -> None:
+    async for _ in llm.astream(value, **options):
+        pass
+
+
+WAYS: dict[str, Any] = {
+    "invoke": lambda llm, value, options: llm.invoke(value, **options),
+    "ainvoke": lambda llm, value, options: asyncio.run(llm.ainvoke(value, **options)),
+    "stream": lambda llm, value, options: list(llm.stream(value, **options)),
+    "astream": lambda llm, value, options: asyncio.run(in_stream(llm, value, options)),
+    "batch": lambda llm, value, options: llm.batch([value, value], **options),
+    "abatch": lambda llm, value, options: asyncio.run(llm.abatch([value, value], **options)),
+    "each": lambda llm, value, options: llm.batch([value], return_exceptions=True, **options),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5}], ids=["plain", "options"])
+@pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("kind", [ChatMiniPIC, MiniPIC])
+def test_every_way_of_asking_is_given_back_by_close(
+    started: list[FakeEngine], kind: Any, ask: Any, options: dict[str, Any]
+) -> None:
+    """`MiniPIC` answers a call with spans, or options of its own, from a copy of the model."""
+    with kind(model="m") as llm:
+        ask(llm, [HumanMessage([span_block("doc"), "q"])], options)
+        assert len(started) == 1
+        assert not started[0].closed
+    assert started[0].closed
+    assert shared_engines._shared == {}
+    with pytest.raises(EngineClosedError):
+        llm.invoke("x")
+
+
+@pytest.mark.parametrize("address", [None, "http://127.0.0.1:9/v1"])
+def test_a_copy_for_one_call_asks_for_no_engine_of_its_own(
+    started: list[FakeEngine], address: str | None
+) -> None:
+    prompt = Prompt([Span("doc"), Text("q")])
+    with MiniPIC(model="m", base_url=address, timeout=60) as llm:
+        copy = llm._with({"max_tokens": 3}, [llm._convert_input(prompt).to_string()])
+        assert copy is not llm
+        assert copy._get_engine() is llm._get_engine()
+        llm.invoke(prompt)
+    assert shared_engines._shared == {}
+
+
+@pytest.mark.parametrize("kind", [ChatMiniPIC, MiniPIC])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_only_the_first_call_waits_in_a_thread(
+    started: list[FakeEngine], monkeypatch: pytest.MonkeyPatch, kind: Any, is_own: bool
+) -> None:
+    llm = kind(model="m", engine=FakeEngine() if is_own else None)
+    met: list[Any] = []
+    meet = kind._meet
+    monkeypatch.setattr(kind, "_meet", lambda self: (met.append(self), meet(self)))
+    value = [HumanMessage([span_block("doc"), "q"])]
+
+    async def main() -> None:
+        for _ in range(3):
+            await llm.ainvoke(value)
+
+    asyncio.run(main())
+    assert len(met) == 1
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+@pytest.mark.parametrize("kind", [ChatMiniPIC, MiniPIC])
+def test_copies_share_the_engine_unless_they_ask_for_another(
+    started: list[FakeEngine], kind: Any, asked_first: bool
+) -> None:
+    llm = kind(model="m")
+    if asked_first:
+        llm.invoke("x")
+    same = llm.model_copy(update={"temperature": 0.5})
+    other = llm.model_copy(update={"model": "other"})
+    own = llm.model_copy(update={"engine": FakeEngine(model="own")})
+    models = [one._get_engine().model for one in (llm, same, other, own)]
+    assert models == ["m", "m", "other", "own"]
+    llm.close()
+    with pytest.raises(EngineClosedError):
+        same.invoke("x")
+    for one in (other, own):
+        one.invoke("x")
+    other.close()
+    assert shared_engines._shared == {}
+
+
+def test_threads_that_ask_at_once_take_one_lease(started: list[FakeEngine]) -> None:
+    for _ in range(20):
+        with MiniPIC(model="m") as llm, ThreadPoolExecutor(8) as pool:
+            leases = set(pool.map(lambda _: id(llm._get_lease()), range(8)))
+        assert len(leases) == 1
 
 
 def test_a_dropped_model_leaves_the_engine_warm_but_holds_nothing(

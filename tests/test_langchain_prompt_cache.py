@@ -116,6 +116,100 @@ def test_any_prompt(engine: FakeEngine) -> None:
     assert engine.prompts[-1] == raw
 
 
+DOC = "\n\nLothair II was a king.\n"
+CHATS = [
+    Prompt.chat([Message("user", [Text("Look: "), Span(DOC), Text("Who?")])]),
+    Prompt.chat(
+        [
+            Message("system", "Be brief."),
+            Message("system", "Be kind."),
+            Message("user", [Span(DOC), Text("Who?")]),
+        ]
+    ),
+    Prompt.chat(
+        [
+            Message("user", "First."),
+            Message("user", [Span(""), Span(" \n"), Span(DOC)]),
+            Message("human", "Who?"),
+        ]
+    ),
+    Prompt.chat([Message("human", "a"), Message("ai", "b"), Message("user", [Span(DOC), "c"])]),
+    Prompt.chat([Message("developer", "a"), Message("user", [Span(DOC, rank=1, id="d"), "Who?"])]),
+    PROMPT,
+]
+RAWS = [
+    Prompt([Text("Say: "), Text("now. "), Span(DOC), Text("Who?")]),
+    Prompt([Text("Say: "), Span(" "), Span(DOC, rank=0), Text("Who?")]),
+    RAW,
+]
+EVERY = [(ChatMiniPIC, prompt) for prompt in CHATS] + [(MiniPIC, prompt) for prompt in RAWS]
+
+
+@pytest.mark.parametrize(("kind", "prompt"), EVERY)
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}])
+def test_every_method_sees_the_prompt_that_invoke_sends(
+    kind: Any, prompt: Prompt, variables: dict[str, Any]
+) -> None:
+    engine = FakeEngine(late=0)
+    llm = kind(model="m", engine=engine)
+    if kind is ChatMiniPIC:
+        llm.chat_template_kwargs = variables
+        sent = to_prompt(llm._convert_input(prompt).to_messages(), template_kwargs=variables)
+    else:
+        sent = llm._convert_input(prompt).prompt
+    assert llm._to_prompt(prompt) == sent
+    llm.invoke(prompt)
+    llm.compare(prompt, ["full", "primed"])
+    assert engine.prompts == [sent] * len(engine.prompts)
+    assert llm.explain(prompt) == engine.explain(sent)
+    given = prompt.messages[-1].parts if prompt.is_chat else prompt.parts
+    text = "".join(part.text for part in given)
+    kept = sent.messages[-1].parts if sent.is_chat else sent.parts
+    assert "".join(part.text for part in kept).endswith(text.strip())
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"), [one for one in EVERY if one[1] is not PROMPT and one[1] is not RAW]
+)
+@pytest.mark.parametrize("frame", ["prefix", "none", "universal"])
+def test_what_was_warmed_is_a_hit(kind: Any, prompt: Prompt, frame: str) -> None:
+    engine = FakeEngine(technique="primed", frame=frame, late=0)
+    llm = kind(model="m", engine=engine)
+    report = llm.warm([DOC], prompt)
+    assert report.num_spans == 1
+    rows = llm.explain(prompt).rows
+    assert [row.state for row in rows if row.kind == "span"] == ["warm"]
+    llm.invoke(prompt)
+    assert llm.warm([DOC], prompt).num_computed_tokens == 0
+
+
+@pytest.mark.parametrize("text", ["", " ", "?"])
+def test_a_blank_span_says_where_documents_will_stand(text: str) -> None:
+    def chat(document: str) -> Prompt:
+        parts = [Text("Look: "), Span(document), Text("Who?")]
+        return Prompt.chat([Message("system", "a"), Message("system", "b"), Message("user", parts)])
+
+    document = DOC.lstrip()
+    llm = ChatMiniPIC(model="m", engine=FakeEngine(late=0))
+    llm.warm([document], chat(text))
+    assert [row.state for row in llm.explain(chat(document)).rows if row.kind == "span"] == ["warm"]
+    raw = MiniPIC(model="m", engine=FakeEngine(late=0))
+    raw.warm([document], Prompt([Text("Look: "), Span(text), Text("Who?")]))
+    value = Prompt([Text("Look: "), Span(document), Text("Who?")])
+    assert [row.state for row in raw.explain(value).rows if row.kind == "span"] == ["warm"]
+
+
+def test_tools_of_a_prompt_stay_in_what_is_warmed() -> None:
+    """A chat with tools is sent by `bind_tools`; it can be warmed as a Prompt."""
+    engine = FakeEngine(late=0)
+    llm = ChatMiniPIC(model="m", engine=engine)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    prompt = Prompt.chat(CHATS[1].messages, tools=[tool], template_kwargs={"a": 1})
+    seen = llm._to_prompt(prompt)
+    assert (list(seen.tools), seen.template_kwargs) == ([tool], {"a": 1})
+    assert llm.warm([DOC], prompt).num_spans == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "prompt", "message"),
     [

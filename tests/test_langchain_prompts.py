@@ -186,6 +186,122 @@ def test_what_was_taken_for_documents_is_refused_where_it_would_be_printed(
     assert len(spans(both_ways(prompt, unused))) == 3
 
 
+LOOPS = {
+    "f-string": ["{context}", "{context!r}"],
+    "mustache": [
+        "{{context}}",
+        "{{{context}}}",
+        "{{#context}}<{{page_content}}>{{/context}}",
+        "{{#context}}<{{.}}>{{/context}}",
+        "{{#context}}yes{{/context}}",
+        "{{^context}}none{{/context}}",
+        "{{context.page_content}}",
+        "{{context.0}}",
+    ],
+    "jinja2": [
+        "{{ context }}",
+        "{{ context[0] }}",
+        "{{ context.page_content }}",
+        "{% for d in context %}{{ d.page_content }}{% endfor %}",
+        "{% for d in context %}{% else %}none{% endfor %}",
+        "{% if context %}yes{% else %}none{% endif %}",
+        "{{ context | length }}",
+        "{{ context | join }}",
+        "{{ context | map(attribute='page_content') | join }}",
+        "{{ context | first }}",
+        "{{ context | tojson }}",
+    ],
+}
+
+
+async def in_turn() -> Any:
+    for document in DOCUMENTS:
+        yield document
+
+
+@pytest.mark.parametrize(
+    ("template_format", "template"),
+    [(kind, template) for kind, templates in LOOPS.items() for template in templates],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_refused_documents_are_refused_however_a_template_uses_them(
+    template_format: Any, template: str, nested: bool
+) -> None:
+    """A loop over them must not pass for one over nothing."""
+    nested = nested and template_format != "f-string"  # which knows no dots
+    if nested:
+        template = template.replace("context", "user.context")
+    prompt = SpanPromptTemplate.from_messages([("human", template)], template_format)
+    refused: list[Any] = [
+        (document for document in DOCUMENTS),
+        iter(DOCUMENTS),
+        map(str, DOCUMENTS),
+        in_turn(),
+        [],
+        [*DOCUMENTS, "text"],
+        [DOCUMENTS[0], None],
+    ]
+    for value in refused:
+        given: dict[str, Any] = {"user": {"context": value}} if nested else {"context": value}
+        with pytest.raises(TypeError if "tojson" in template else PromptError):
+            prompt.invoke(given)
+
+
+@pytest.mark.parametrize(
+    ("template_format", "template"),
+    [
+        ("mustache", "{{#context}}{{page_content}}{{/context}}{{^context}}none{{/context}}"),
+        ("jinja2", "{% for d in context %}{{ d.page_content }}{% else %}none{% endfor %}"),
+        ("jinja2", "{% if context %}{{ context[0].page_content }}{% else %}none{% endif %}"),
+    ],
+)
+def test_templates_may_see_that_an_allowed_list_is_empty(
+    template_format: Any, template: str
+) -> None:
+    prompt = SpanPromptTemplate.from_messages(
+        [("human", template)], template_format, allow_empty=True
+    )
+    assert prompt.format_messages(context=[])[0].content == "none"
+    (message,) = prompt.format_messages(context=DOCUMENTS[:1])
+    assert message.text == DOCUMENTS[0].page_content
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "x is none",
+        "a.x is none",
+        "x is not none and 0 or not x",
+        "x is sameas none",
+        "a.x == none",
+        "none == x",
+        "not x",
+        "x is not iterable",
+    ],
+)
+def test_none_is_none_to_jinja2(test: str) -> None:
+    template = "{% if " + test + " %}none{% else %}some{% endif %}"
+    prompt = SpanPromptTemplate.from_messages([("human", template)], "jinja2")
+    for value, expected in ((None, "none"), ("text", "some")):
+        message = both_ways(prompt, {"x": value, "a": {"x": value}})[0]
+        assert message.content == expected
+    alias = "{% set x = y %}" + template.replace("a.x", "x")
+    prompt = SpanPromptTemplate.from_messages([("human", alias)], "jinja2")
+    assert both_ways(prompt, {"y": None})[0].content == "none"
+
+
+def test_none_is_refused_where_jinja2_would_print_it() -> None:
+    for template in ("{{ x }}", "{{ 'a' ~ x }}", "{{ x }}{% if y is none %}{% endif %}"):
+        prompt = SpanPromptTemplate.from_messages([("human", template)], "jinja2")
+        with pytest.raises(PromptError, match="None"):
+            prompt.invoke({"x": None, "y": None})
+    loop = SpanPromptTemplate.from_messages(
+        [("human", "{% for d in x %}{{ d }}{% endfor %}")], "jinja2"
+    )
+    with pytest.raises(TypeError, match="None"):
+        loop.invoke({"x": None})
+
+
 def test_what_is_inside_of_such_values_may_be_printed() -> None:
     mustache = SpanPromptTemplate.from_messages(
         [("human", "<{{none}}{{#none}}x{{/none}}{{a.metadata.n}}{{#b}}{{page_content}}{{/b}}>")],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +18,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from pydantic import PrivateAttr
 
 from langchain_minipic._options import ModelOptions
+from langchain_minipic._prompt_messages import with_stand_ins
 from langchain_minipic.documents import DocumentLike, document_texts
 from langchain_minipic.messages import canonical
 from langchain_minipic.prompts import SpanPromptTemplate
@@ -33,16 +36,32 @@ from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison
 __all__ = ["EngineBacked"]
 
 
+_making_lease = threading.Lock()
+
+
+@dataclass
+class _Hold:
+    """A model's hold on its engine; its copies share it, whichever of them starts the engine.
+
+    Args:
+        lease: of a shared engine, once it was asked for.
+        closed: whether the model was closed.
+        met: whether the engine runs and has told its tokenizer.
+    """
+
+    lease: EngineLease | None = None
+    closed: bool = False
+    met: bool = False
+
+
 class EngineBacked(ModelOptions):
     """A model with an engine behind it: injected, or leased from those shared by configuration."""
 
-    _lease: EngineLease | None = PrivateAttr(default=None)
-    _closed: bool = PrivateAttr(default=False)
-    _met: bool = PrivateAttr(default=False)
+    _hold: _Hold = PrivateAttr(default_factory=_Hold)
 
     def _get_engine(self) -> EngineProtocol:
         if self.engine is not None:
-            if self._closed:
+            if self._hold.closed:
                 raise EngineClosedError("This model was closed; make a new one to go on")
             return self.engine
         return self._get_lease().engine()
@@ -50,18 +69,19 @@ class EngineBacked(ModelOptions):
     async def _aget_engine(self) -> EngineProtocol:
         """The engine, without holding up the event loop while it starts, or is asked for its
         tokenizer for the first time."""
-        if not self._met:
+        if not self._hold.met:
             await asyncio.to_thread(self._meet)
         return self._get_engine()
 
     def _meet(self) -> None:
         getattr(self._get_engine(), "tokenizer", None)
-        self._met = True
+        self._hold.met = True
 
     def _get_lease(self) -> EngineLease:
-        if self._lease is None:
-            self._lease = EngineLease(EngineSpec.of(self))
-        return self._lease
+        with _making_lease:
+            if self._hold.lease is None:
+                self._hold.lease = EngineLease(EngineSpec.of(self))
+            return self._hold.lease
 
     def _context_window(self) -> int | None:
         """Tokens of the context, as far as it is known before an engine runs."""
@@ -110,6 +130,7 @@ class EngineBacked(ModelOptions):
             prompt: where they will be used: with frame "prefix" a span belongs to what precedes
                 the first span of its prompt. A `SpanPromptTemplate` will do, and also decides how
                 documents are formatted; its variables before the documents must be filled in.
+                In a `Prompt`, a span stands where documents will; it may be blank.
             progress: show a progress bar.
             options: layout and request options, as in a call.
 
@@ -123,6 +144,8 @@ class EngineBacked(ModelOptions):
             prompt = prompt.frame()
         else:
             texts = document_texts(docs)
+        if isinstance(prompt, Prompt):
+            prompt = with_stand_ins(prompt)
         spans = [text for text in map(canonical, texts) if text]
         where = None if prompt is None else self._to_prompt(prompt)
         layout = self._layout_options(options)
@@ -163,7 +186,7 @@ class EngineBacked(ModelOptions):
 
     def close(self) -> None:
         """Give the engine back: its memory is freed once no other open model shares it."""
-        self._closed = True
+        self._hold.closed = True
         self._get_lease().close()
 
     def __enter__(self) -> Self:
@@ -183,15 +206,21 @@ class EngineBacked(ModelOptions):
         state["__dict__"] = {**state["__dict__"], "engine": None}
         state["__pydantic_private__"] = {
             **(state["__pydantic_private__"] or {}),
-            "_lease": None,
-            "_met": False,
+            "_hold": _Hold(),
         }
         return state
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy on the same engine, unless `update` asks for another."""
+        copy = super().model_copy(update=update, deep=deep)
+        if copy.engine is not self.engine or EngineSpec.of(copy).key != EngineSpec.of(self).key:
+            copy._hold = _Hold()
+        return copy
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """A copy on the same engine."""
         memo = {} if memo is None else memo
-        for shared in (self.engine, self._lease):
+        for shared in (self.engine, self._hold):
             memo[id(shared)] = shared
         return super().__deepcopy__(memo)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool, Tool
@@ -16,8 +17,9 @@ __all__ = ["keeping_documents"]
 
 
 def keeping_documents(tool: BaseTool) -> BaseTool:
-    """The tool, whose results are marked blocks where they were documents. One that is no function,
-    or that gives an artifact, is returned as it is."""
+    """The tool, whose results are marked blocks where they were documents: one, or a list, a
+    generator or any other iterable of them. A tool that is no function, or that gives an artifact,
+    is returned as it is."""
     if not isinstance(tool, StructuredTool | Tool) or tool.response_format != "content":
         return tool
     changes = {"func": _call(tool.func), "coroutine": _acall(tool.coroutine)}
@@ -43,14 +45,30 @@ def _acall(
 
     @functools.wraps(function)
     async def acall(*args: Any, **kwargs: Any) -> Any:
-        return _marked(await function(*args, **kwargs))
+        result = await function(*args, **kwargs)
+        if isinstance(result, AsyncIterator):
+            result = [item async for item in result]
+        return _marked(result)
 
     return acall
 
 
 def _marked(result: Any) -> Any:
+    result = _listed(result)
     try:
         documents = find_documents(result)
     except PromptError:  # documents and other things: not ours to sort out
         return result
     return span_blocks(documents) if documents else result
+
+
+def _listed(result: Any) -> Any:
+    """An iterable that begins with a document, as a list; any other result still yields all that
+    it did."""
+    if not isinstance(result, Iterable) or isinstance(result, str | Mapping | list | tuple):
+        return result
+    items = iter(result)
+    first = list(itertools.islice(items, 1))
+    if first and find_documents(first):
+        return [*first, *items]
+    return itertools.chain(first, items) if isinstance(result, Iterator) else result

@@ -6,11 +6,13 @@ template language, and comes out as marked blocks.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Literal, Self
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Literal, NoReturn, Self
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
+from langchain_core.prompts import PromptTemplate
 from langchain_core.prompts.message import BaseMessagePromptTemplate
 from langchain_core.prompts.string import StringPromptTemplate
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -31,6 +33,10 @@ from minipic_backend import ConfigurationError, PromptError
 __all__ = ["DocumentOptions", "KeepsDocuments"]
 
 _CONTENT = "page_content"
+_IS_NONE = (
+    "The value of a variable is None, and would be read as that word: a retriever that found "
+    "nothing gives an empty list"
+)
 _NO_DOCUMENT = "Documents are langchain_core's Document(page_content, metadata=…), not {}"
 
 # Arguments of `read_document`, which runs only for what the template prints.
@@ -98,11 +104,20 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
         prompt = getattr(self, "prompt", None)
         partials = getattr(prompt, "partial_variables", {})
         inner = {name: v() if callable(v) else v for name, v in partials.items()}
-        return {name: self._wrap_value(v, slots) for name, v in {**inner, **values}.items()}
+        tested = _tested_for_none(prompt)
+        return {
+            name: self._wrap_value(value, slots, keep_none=name in tested)
+            for name, value in {**inner, **values}.items()
+        }
 
-    def _wrap_value(self, value: Any, slots: _Slots) -> Any:
+    def _wrap_value(self, value: Any, slots: _Slots, *, keep_none: bool = False) -> Any:
+        if value is None:
+            return None if keep_none else _Nothing()
         if isinstance(value, dict):
-            inside = {key: self._wrap_value(item, slots) for key, item in value.items()}
+            inside = {
+                key: self._wrap_value(item, slots, keep_none=keep_none)
+                for key, item in value.items()
+            }
             return _RefusedDict(inside) if _CONTENT in value else inside
         if isinstance(value, str) and is_marked(value):
             return self._wrap_marked(value, slots)
@@ -238,15 +253,27 @@ class _Documents(_Slot, list[_OneDocument]):
         self.slot = slot
 
 
-class _Refused(_Slot, list[Any]):
-    """Bad documents: an error as soon as a template prints them, and not before."""
+class _Refused(_Slot, Mapping[Any, Any]):
+    """Bad documents: an error as soon as a template prints them, loops over them or asks whether
+    there are any, and not before. What a template finds in them is refused in the same way."""
 
-    def __init__(self, error: PromptError, items: Iterable[Any] = ()) -> None:
-        super().__init__(items)
+    def __init__(self, error: PromptError) -> None:
         self.error = error
 
-    def __str__(self) -> str:
+    def _refuse(self, *_: object) -> NoReturn:
         raise self.error
+
+    __str__ = __repr__ = __iter__ = __len__ = __bool__ = __contains__ = _refuse
+
+    def __getitem__(self, key: object) -> Self:  # an error here is swallowed by mustache
+        return self
+
+
+class _RefusedList(_Slot, list[Any]):
+    """A list of what should have been documents; a template may print what is in it."""
+
+    def __str__(self) -> str:
+        raise PromptError(_NO_DOCUMENT.format("a list of dicts"))
 
     __repr__ = __str__
 
@@ -268,24 +295,51 @@ class _Nothing(_Slot):
     def __bool__(self) -> bool:
         return False
 
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, _Nothing)
+
+    def __hash__(self) -> int:
+        return hash(None)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(_IS_NONE)  # as None does
+
     def __str__(self) -> str:
-        raise PromptError(
-            "The value of a variable is None, and would be read as that word: a retriever that "
-            "found nothing gives an empty list"
-        )
+        raise PromptError(_IS_NONE)
 
     __repr__ = __str__
+
+
+def _tested_for_none(prompt: Any) -> frozenset[str]:
+    """Variables that jinja2 templates compare with None by identity (`is none`)."""
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    found = [
+        _tested_in(one.template)
+        for one in prompts
+        if isinstance(one, PromptTemplate) and one.template_format == "jinja2"
+    ]
+    return frozenset().union(*found)
+
+
+@lru_cache(256)
+def _tested_in(template: str) -> frozenset[str]:
+    from jinja2 import Environment, meta, nodes  # late: a template needs it, we do not
+
+    tree = Environment(autoescape=True).parse(template)
+    tests = [test for test in tree.find_all(nodes.Test) if test.name in ("none", "sameas")]
+    names = {name.name for test in tests for name in test.find_all(nodes.Name)}
+    variables = meta.find_undeclared_variables(tree)
+    # A name of the template's own may stand for any of the variables.
+    return frozenset(names if names <= variables else variables)
 
 
 def _unless_mistaken(value: Any) -> Any:
     """`value`, which is no documents, unless somebody took it for some: an error where a template
     prints it."""
-    if value is None:
-        return _Nothing()
     if isinstance(value, Iterator | AsyncIterator | Coroutine):
         kind = type(value).__name__
         return _Refused(PromptError(f"Documents are given as a list, not as a {kind}"))
     dicts = isinstance(value, list | tuple) and any(
         isinstance(item, Mapping) and _CONTENT in item for item in value
     )
-    return _Refused(PromptError(_NO_DOCUMENT.format("a list of dicts")), value) if dicts else value
+    return _RefusedList(value) if dicts else value

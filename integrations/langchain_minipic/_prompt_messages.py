@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage
 
-from minipic_backend import Message, Prompt, PromptError, Span
+from minipic_backend import Message, Prompt, PromptError, Span, Text
+from minipic_backend.chat import document_parts, join_texts, merge_messages
 from minipic_backend.prompt import Part
 from minipic_backend.prompt_cache import SchemaPrompt
 from minipic_backend.prompt_cache.json_form import prompt_from_json, prompt_to_json
 
-__all__ = ["MARK", "find_schema_prompt", "prompt_messages", "span_block"]
+__all__ = [
+    "MARK",
+    "ROLES",
+    "canonical_prompt",
+    "find_schema_prompt",
+    "prompt_messages",
+    "span_block",
+    "with_stand_ins",
+]
 
 MARK = "minipic"
+
+ROLES = {"human": "user", "ai": "assistant"}
+"""LangChain's names of roles, in those of chat templates."""
 
 _KINDS: dict[str, type[BaseMessage]] = {
     "system": SystemMessage,
@@ -39,8 +52,44 @@ def span_block(text: str, *, rank: int | None = None, id: str | None = None) -> 
     return {"type": "text", "text": text, "extras": {MARK: mark}}
 
 
+def canonical_prompt(prompt: Prompt, *, template_kwargs: Mapping[str, Any] | None = None) -> Prompt:
+    """The prompt as a model of LangChain's serves it, and so warms, explains and compares it.
+
+    As with messages, white space around a span is text beside it, a span of nothing else is none,
+    and neighbouring messages of one role are one. A schema's prompt stays as it is.
+
+    Args:
+        prompt: raw or a chat.
+        template_kwargs: the model's own variables for the chat template; the prompt's go first.
+    """
+    if not prompt.is_chat:
+        is_schema = isinstance(prompt, SchemaPrompt)
+        return prompt if is_schema else Prompt(_canonical(prompt.parts) or prompt.parts)
+    variables = {**(template_kwargs or {}), **prompt.template_kwargs}
+    if isinstance(prompt, SchemaPrompt):
+        return prompt.with_chat_options(prompt.tools, variables)
+    messages = [
+        Message(ROLES.get(message.role, message.role), _canonical(message.parts), message.extra)
+        for message in prompt.messages
+    ]
+    return Prompt.chat(
+        merge_messages(messages),
+        tools=prompt.tools,
+        template_kwargs=variables,
+        add_generation_prompt=prompt.add_generation_prompt,
+    )
+
+
+def with_stand_ins(prompt: Prompt) -> Prompt:
+    """The prompt, whose spans get a text where all are blank: they only say where documents go."""
+    if isinstance(prompt, SchemaPrompt) or any(span.text.strip() for span in prompt.spans):
+        return prompt
+    messages = [Message(one.role, _filled(one.parts), one.extra) for one in prompt.messages]
+    return replace(prompt, parts=tuple(_filled(prompt.parts)), messages=tuple(messages))
+
+
 def prompt_messages(prompt: Prompt) -> list[BaseMessage]:
-    """A chat; `to_prompt` makes the same prompt of it.
+    """A chat; `to_prompt` makes `canonical_prompt(prompt)` of it.
 
     Raises:
         PromptError: a raw prompt, or one with what only a call or a message of LangChain's can say.
@@ -94,3 +143,19 @@ def _block(part: Part) -> dict[str, Any]:
     if isinstance(part, Span):
         return span_block(part.text, rank=part.rank, id=part.id)
     return {"type": "text", "text": part.text}
+
+
+def _canonical(parts: Iterable[Part]) -> list[Part]:
+    """Parts of the same text whose spans are what `warm` computes."""
+    apart = [
+        [part] if isinstance(part, Text) else document_parts(part.text, rank=part.rank, id=part.id)
+        for part in parts
+    ]
+    return join_texts(one for group in apart for one in group)
+
+
+def _filled(parts: Iterable[Part]) -> list[Part]:
+    return [
+        replace(part, text="document") if isinstance(part, Span) and not part.text.strip() else part
+        for part in parts
+    ]

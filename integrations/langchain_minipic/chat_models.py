@@ -27,7 +27,7 @@ from pydantic import Field
 
 from langchain_minipic._base import EngineBacked
 from langchain_minipic._concurrency import MAX_THREADS, all_at_once
-from langchain_minipic._prompt_messages import prompt_messages
+from langchain_minipic._prompt_messages import canonical_prompt, prompt_messages
 from langchain_minipic._requests import ChatRequest, sort_options
 from langchain_minipic._results import chat_chunk, chat_result
 from langchain_minipic._tool_calling import ToolCalling
@@ -257,6 +257,6 @@ class ChatMiniPIC(EngineBacked, ToolCalling):
 
     def _to_prompt(self, value: Any) -> Prompt:
         if isinstance(value, Prompt):
-            return value
+            return canonical_prompt(value, template_kwargs=self.chat_template_kwargs)
         messages = self._convert_input(value).to_messages()
         return to_prompt(messages, template_kwargs=self.chat_template_kwargs)

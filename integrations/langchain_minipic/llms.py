@@ -25,6 +25,7 @@ from pydantic import ConfigDict, PrivateAttr
 from langchain_minipic._base import EngineBacked
 from langchain_minipic._concurrency import MAX_THREADS, all_at_once
 from langchain_minipic._marks import is_marked
+from langchain_minipic._prompt_messages import canonical_prompt
 from langchain_minipic._results import llm_result, text_chunk
 from langchain_minipic._slots import Slots
 from langchain_minipic.messages import block_parts, has_spans, join_texts, marked_parts
@@ -225,6 +226,7 @@ class MiniPIC(EngineBacked, BaseLLM):
         copy = self.model_copy(update={**fields, "model_kwargs": {**self.model_kwargs, **others}})
         copy.__dict__.pop("_serialized", None)
         copy._spans = spans
+        copy._hold = self._hold  # a call's own `timeout` asks for no other engine
         return copy
 
     def generate_prompt(
@@ -249,7 +251,7 @@ class MiniPIC(EngineBacked, BaseLLM):
 
     def _convert_input(self, model_input: LanguageModelInput | Prompt) -> PromptValue:
         if isinstance(model_input, Prompt):
-            return _RawPromptValue(prompt=model_input)
+            return _RawPromptValue(prompt=canonical_prompt(model_input))
         value = super()._convert_input(model_input)
         if isinstance(value, _SpanPromptValue | _RawPromptValue):
             return value
@@ -259,8 +261,6 @@ class MiniPIC(EngineBacked, BaseLLM):
         return _SpanPromptValue(messages=messages)
 
     def _to_prompt(self, value: Any) -> Prompt:
-        if isinstance(value, Prompt):
-            return value
         return _raw_prompt(self._convert_input(value).to_string())
 
 
@@ -293,7 +293,7 @@ class _SpanPromptValue(PromptValue):
 
 
 class _RawPromptValue(PromptValue):
-    """A `minipic_backend.Prompt` as it stands."""
+    """A `minipic_backend.Prompt`, whole."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -30,7 +30,7 @@ from langchain_core.messages import (
 from langchain_core.prompts.string import StringPromptTemplate
 
 from langchain_minipic._marks import is_marked
-from langchain_minipic._prompt_messages import MARK, find_schema_prompt, span_block
+from langchain_minipic._prompt_messages import MARK, ROLES, find_schema_prompt, span_block
 from langchain_minipic.documents import (
     DocumentLike,
     DocumentText,
@@ -56,7 +56,6 @@ __all__ = [
 ]
 
 _MARK_KEYS = {"span", "rank", "id", "schema"}
-_ROLES = {"human": "user", "ai": "assistant"}
 _REASONING = {"reasoning", "thinking"}
 # Blocks of an answer that `tool_calls` holds as well.
 _TOOL_CALLS = {"tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", "function_call"}
@@ -202,7 +201,7 @@ def _wish(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _role(message: BaseMessage) -> str:
     if isinstance(message, ChatMessage):
-        return _ROLES.get(message.role, message.role)
+        return ROLES.get(message.role, message.role)
     for kind, role in (
         (SystemMessage, "system"),
         (HumanMessage, "user"),

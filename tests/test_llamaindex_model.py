@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from minipic_backend import (
     PromptError,
 )
 from minipic_backend.engines import shared as shared_engines
+from minipic_backend.engines.shared import EngineSpec
 from minipic_backend.testing import FakeEngine
 
 MESSAGES = [ChatMessage(content="Count to four.")]
@@ -302,6 +304,21 @@ def test_requests_run_together() -> None:
 
     assert len(asyncio.run(main())) == 12
     assert engine.max_concurrency == 12
+
+
+def test_threads_that_ask_first_at_once_hold_one_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would keep the engine when the model is closed."""
+    make = EngineSpec.of
+
+    def slowly(options: Any) -> EngineSpec:
+        time.sleep(0.02)
+        return make(options)
+
+    monkeypatch.setattr(EngineSpec, "of", slowly)
+    llm = MiniPIC(model="m")
+    with ThreadPoolExecutor(8) as pool:
+        leases = list(pool.map(lambda _: llm._get_lease(), range(8)))
+    assert len({id(lease) for lease in leases}) == 1
 
 
 def test_a_completion_is_of_text() -> None:

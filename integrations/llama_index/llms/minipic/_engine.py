@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,8 @@ from minipic_backend import EngineClosedError, EngineProtocol
 from minipic_backend.engines.shared import EngineLease, EngineSpec
 
 __all__ = ["EngineBacked"]
+
+_making_lease = threading.Lock()
 
 
 class EngineBacked(ModelOptions):
@@ -84,9 +87,10 @@ class EngineBacked(ModelOptions):
         self._met = True
 
     def _get_lease(self) -> EngineLease:
-        if self._lease is None:
-            self._lease = EngineLease(EngineSpec.of(self))
-        return self._lease
+        with _making_lease:
+            if self._lease is None:
+                self._lease = EngineLease(EngineSpec.of(self))
+            return self._lease
 
     def __getstate__(self) -> dict[Any, Any]:
         """Without any engine: where this is unpickled, the model finds or starts one. Nor with

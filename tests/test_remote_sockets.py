@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from fake_vllm import FakeVLLM
 
 from minipic_backend import RemoteEngine, ServerUnreachableError
+from minipic_backend.remote import transport
 
 NOWHERE = "http://127.0.0.1:9"  # the port "discard": nobody listens
 
@@ -28,6 +31,9 @@ class Listener(ThreadingHTTPServer):
         self.fake = FakeVLLM()
         self.num_connections = 0
         self.targets: list[str] = []
+        self.behind_the_end: bytes | None = None
+        """An answer's body never ends, and brings these bytes time and again."""
+        self.dropped = threading.Event()
 
     @property
     def root(self) -> str:
@@ -53,12 +59,34 @@ class _Handler(BaseHTTPRequestHandler):
             return response.status_code, await response.aread()
 
         status, body = asyncio.run(answer())
+        if self.server.behind_the_end is not None and self.command == "POST":
+            self._never_end(body)
+            return
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     do_POST = do_GET
+
+    def _never_end(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(body), body))
+        self.connection.settimeout(0.05)
+        while True:
+            try:
+                if not self.connection.recv(1):
+                    break
+            except TimeoutError:
+                if more := self.server.behind_the_end:
+                    with suppress(OSError):
+                        self.connection.sendall(b"%x\r\n%s\r\n" % (len(more), more))
+            except OSError:
+                break
+        self.close_connection = True
+        self.server.dropped.set()
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -113,3 +141,33 @@ def test_no_proxy_stands_in_front_of_this_machine(
         with RemoteEngine(f"http://{host}:{listener.server_port}/v1") as engine:
             engine.generate("Hello")
     assert listener.targets[-1] == "/v1/completions"
+
+
+@pytest.mark.parametrize("behind", [b"", b": still here\n\n"], ids=["silence", "comments"])
+def test_an_answer_whose_body_never_ends(
+    listener: Listener, behind: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is whole all the same, and its connection is given up, whatever the `timeout` is."""
+    monkeypatch.setattr(transport, "_END_S", 0.3)
+    with RemoteEngine(f"{listener.root}/v1", timeout=None) as engine:
+        engine.count_tokens("x")
+        listener.behind_the_end = behind
+        begun = time.monotonic()
+        text = engine.generate("Hello", request_id="mine").text
+        assert listener.dropped.wait(10.0)
+        assert time.monotonic() - begun > 0.25
+        listener.behind_the_end = None
+        assert engine.generate("Hello", request_id="mine").text == text
+
+
+def test_closing_while_a_body_does_not_end(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_END_S", 60.0)
+    with RemoteEngine(f"{listener.root}/v1", timeout=None) as engine:
+        engine.count_tokens("x")
+        listener.behind_the_end = b""
+        assert engine.generate("Hello").text
+        begun = time.monotonic()
+    assert listener.dropped.wait(10.0)
+    assert time.monotonic() - begun < 10.0

@@ -36,8 +36,8 @@ class Output:
 async def deltas(
     body: AsyncIterator[bytes], base_url: str, *, num_prompt_tokens: int, block_size: int | None
 ) -> AsyncGenerator[Delta, None]:
-    """One delta per event that has news; the last one, with the usage, is `finished`. Reads to the
-    body's end, without which the connection could not serve the next request.
+    """One delta per event that has news; the last one, with the usage, is `finished`. Reads on to
+    the body's end behind that, for as long as it is asked for more.
 
     Args:
         body: the response, in pieces of any size.

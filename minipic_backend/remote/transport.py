@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import CancelledError
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import httpx
@@ -22,6 +22,7 @@ from minipic_backend.errors import (
     MiniPICError,
     PromptError,
     RequestAbortedError,
+    shown,
 )
 from minipic_backend.remote.failures import as_ours
 from minipic_backend.remote.loop import LoopThread
@@ -31,6 +32,9 @@ from minipic_backend.remote.sse import deltas
 __all__ = ["Transport"]
 
 _CONNECT_S = 10.0
+_END_S = 3.0
+"""Seconds that a body may go on behind a whole answer; then its connection is dropped."""
+
 _MAX_CONNECTIONS = 256
 """As many requests as vLLM runs together by default; further ones wait here for a connection."""
 
@@ -110,7 +114,7 @@ class Transport:
 
         def begin() -> None:
             if handle.request_id in self._tasks:
-                handle.put(PromptError(f"request_id {handle.request_id!r} is already in use"))
+                handle.put(PromptError(f"request_id {shown(handle.request_id)} is already in use"))
                 return
             stream = self._stream(content, num_prompt_tokens, block_size)
             task = asyncio.get_running_loop().create_task(self._serve(handle, stream))
@@ -199,15 +203,18 @@ class Transport:
         try:
             async with aclosing(stream):
                 async for delta in stream:
-                    if delta.finished:  # what is left is the end of the body
-                        self._tasks.pop(handle.request_id, None)
+                    if not delta.finished:
+                        handle.put(delta)
+                        continue
+                    self._tasks.pop(handle.request_id, None)
                     handle.put(delta)
+                    await _read_to_end(stream)
         except asyncio.CancelledError:
             # Nobody cancels but `abort` and `close`.
             error: MiniPICError = (
                 EngineClosedError("The engine was closed before the request finished")
                 if self._closed
-                else RequestAbortedError(f"Request {handle.request_id!r} was aborted")
+                else RequestAbortedError(f"Request {shown(handle.request_id)} was aborted")
             )
             handle.put(error)
         except Exception as error:
@@ -241,6 +248,15 @@ class Transport:
                 if begun or not may_retry(error) or attempt >= self._retries.max_retries:
                     raise
                 await asyncio.sleep(self._retries.delay_s(attempt, retry_after_s(error)))
+
+
+async def _read_to_end(stream: AsyncGenerator[Delta, None]) -> None:
+    """Reads what is left behind a whole answer, without which its connection could not serve the
+    next request. A server or a proxy may never end it: then the connection is worth nothing."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_END_S):
+            async for _ in stream:
+                pass
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.registry import renderer_from_config
+from vllm.v1.engine.input_processor import InputProcessor
 
 from minipic_backend import (
     ConfigurationError,
@@ -28,8 +29,9 @@ from minipic_backend.choices import LAYOUT_DEFAULTS
 from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.layout.markers import choose_markers
 from minipic_backend.models import ensure_smollm2
+from minipic_backend.plugin import seams
 from minipic_backend.plugin.hasher import request_segments
-from minipic_backend.plugin.requests import RequestRefused, check_request
+from minipic_backend.plugin.requests import RequestRefused, check_request, refuse_depth
 from minipic_backend.server.rendering import SpanRenderer, take_over
 from minipic_backend.server.routes import Facts
 
@@ -165,17 +167,16 @@ async def test_ready_ids_hold_no_markers(renderer: Any) -> None:
 
 
 async def test_span_options_of_chats_that_are_laid_out(renderer: Any, marker_text: str) -> None:
-    """A marked chat has a place of its own for them; else they are checked, whatever the text."""
-    for value in ('{"frame": "none"}', '{"frame": "both"}', 3):
-        request = chat(SPAN, QUESTION, vllm_xargs={CONFIG_KEY: value})
-        with pytest.raises(ConfigurationError, match="vllm_xargs"):
-            await ids_of(renderer, request)
-    for text in (marker_text, "A text."):
-        part = {"type": "text", "text": text}
-        assert await ids_of(renderer, chat(part, vllm_xargs={CONFIG_KEY: '{"frame": "none"}'}))
-        request = chat(part, vllm_xargs={CONFIG_KEY: '{"frame": "both"}'})
-        with pytest.raises(ConfigurationError, match="none, prefix"):
-            await ids_of(renderer, request)
+    """Such a chat has a place of its own for them, and theirs would be lost."""
+    hostile = {"type": "text", "text": marker_text}
+    for content in ([SPAN, QUESTION], [hostile], [{**SPAN, "text": marker_text}, QUESTION]):
+        for value in ('{"frame": "none"}', '{"frame": "both"}', 3):
+            request = chat(*content, vllm_xargs={CONFIG_KEY: value})
+            with pytest.raises(ConfigurationError, match=r"vllm_xargs.*'minipic'"):
+                await ids_of(renderer, request)
+            assert request.vllm_xargs == {CONFIG_KEY: value}
+        assert await ids_of(renderer, chat(*content, vllm_xargs={"other": 1}))
+    assert await ids_of(renderer, chat(QUESTION, vllm_xargs={CONFIG_KEY: '{"frame": "none"}'}))
 
 
 async def test_tokenize_shows_the_layout(renderer: Any, marker_text: str) -> None:
@@ -299,6 +300,7 @@ async def test_all_doors_refuse_the_same(renderer: Any, name: str) -> None:
         resumable=False,
         request_id="r",
         cache_salt=None,
+        priority=0,
     )
     vllm_config = SimpleNamespace(
         additional_config={CONFIG_KEY: config.to_dict()},
@@ -321,32 +323,65 @@ async def test_all_doors_refuse_the_same(renderer: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "further"),
+    ("options", "further", "words"),
     [
-        ({"stop": ["\ud800"]}, {}),
-        ({"bad_words": ["\ud800"]}, {}),
-        ({"extra_args": {"x": ["\ud800"]}}, {}),
-        ({}, {"request_id": "\ud800"}),
-        ({}, {"cache_salt": "\ud800"}),
+        ({"stop": ["\ud800"]}, {}, "Unicode"),
+        ({"bad_words": ["\ud800"]}, {}, "Unicode"),
+        ({"extra_args": {"x": ["\ud800"]}}, {}, "Unicode"),
+        ({}, {"request_id": "\ud800"}, "Unicode"),
+        ({}, {"cache_salt": "\ud800"}, "Unicode"),
+        ({"extra_args": {"x": 10**30}}, {}, "too large"),
+        ({"extra_args": {"x": [1, {"y": -(10**30)}]}}, {}, "too large"),
+        ({"seed": 2**64}, {}, "too large"),
+        ({"stop_token_ids": [10**30]}, {}, "too large"),
+        ({}, {"priority": 2**64}, "too large"),
+        ({"extra_args": {"x": _DEEP}}, {}, "too deeply"),
     ],
-    ids=ascii,
 )
-def test_texts_that_no_process_can_be_sent(
-    options: dict[str, Any], further: dict[str, Any]
+def test_values_that_no_process_can_be_sent(
+    options: dict[str, Any], further: dict[str, Any], words: str
 ) -> None:
-    """Lone surrogates come through JSON; vLLM would fail at sending them on."""
+    """They come through JSON; vLLM would fail at sending them on. Some it refuses by itself when
+    options are made, but not when they are changed."""
     given = {"prompt_token_ids": [10], "mm_features": None, "prompt_embeds": None}
-    given |= {"resumable": False, "request_id": "r", "cache_salt": None}
+    given |= {"resumable": False, "request_id": "r", "cache_salt": None, "priority": 0}
     config = SpanConfig(3, 4, 5, BLOCK)
     vllm_config: Any = SimpleNamespace(
         additional_config={CONFIG_KEY: config.to_dict()},
         model_config=SimpleNamespace(max_model_len=2048),
     )
-    good = SimpleNamespace(**given, sampling_params=SamplingParams(stop=["\u00e9"]))
+    options_of_good = SamplingParams(stop=["\u00e9"], extra_args={"x": [2**64 - 1, [-(2**63)]]})
+    good = SimpleNamespace(**given, sampling_params=options_of_good)
     check_request(vllm_config, good)
-    bad = SimpleNamespace(**{**given, **further}, sampling_params=SamplingParams(**options))
-    with pytest.raises(RequestRefused, match="Unicode"):
+    params = SamplingParams()
+    for name, value in options.items():
+        setattr(params, name, value)
+    bad = SimpleNamespace(**{**given, **further}, sampling_params=params)
+    with pytest.raises(RequestRefused, match=words) as caught:
         check_request(vllm_config, bad)
+    assert isinstance(caught.value.__cause__, PromptError)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("spans", [True, False])
+def test_options_that_vllm_cannot_copy(monkeypatch: pytest.MonkeyPatch, spans: bool) -> None:
+    """They are nested less deeply than what cannot be sent."""
+    config = SpanConfig(3, 4, 5, BLOCK)
+    additional = {CONFIG_KEY: config.to_dict()} if spans else {}
+
+    def process_inputs(self: Any, params: SamplingParams) -> Any:
+        return params.clone()
+
+    monkeypatch.setattr(InputProcessor, "process_inputs", process_inputs)
+    seams.on_process_inputs(lambda config, request: None, refuse_depth)
+    processor: Any = SimpleNamespace(vllm_config=SimpleNamespace(additional_config=additional))
+    value = _DEEP
+    for _ in range(4500):
+        (value,) = value
+    good, bad = (SamplingParams(extra_args={"x": value}) for value in ([[1]], value))
+    assert InputProcessor.process_inputs(processor, good) == good
+    with pytest.raises(RequestRefused if spans else RecursionError):
+        InputProcessor.process_inputs(processor, bad)
 
 
 async def test_images_and_embeddings_at_every_door(renderer: Any) -> None:

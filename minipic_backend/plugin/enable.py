@@ -95,9 +95,9 @@ def enable_spans(engine_args: Any) -> None:
         **engine_args.additional_config,
         CONFIG_KEY: config.to_dict(),
     }
-    from minipic_backend.plugin.requests import check_request
+    from minipic_backend.plugin.requests import check_request, refuse_depth
 
-    seams.on_process_inputs(check_request)
+    seams.on_process_inputs(check_request, refuse_depth)
     seams.add_stat_logger(span_stat_logger)
 
 

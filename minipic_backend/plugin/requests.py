@@ -12,9 +12,11 @@ import msgspec
 from vllm.exceptions import VLLMValidationError
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig
-from minipic_backend.errors import MiniPICError, PromptError
+from minipic_backend.errors import MiniPICError, PromptError, shown
 
-__all__ = ["RequestRefused", "check_request"]
+__all__ = ["RequestRefused", "check_request", "refuse_depth"]
+
+_TOO_DEEP = "An option of the request is nested too deeply"
 
 
 class RequestRefused(VLLMValidationError, ValueError):
@@ -27,7 +29,8 @@ def check_request(vllm_config: Any, request: Any) -> None:
 
     Raises:
         RequestRefused: markers or pads at the wrong place, unknown span options, positions past the
-            context, or spans together with something that they do not go with.
+            context, values that cannot be sent to an engine, or spans together with
+            something that they do not go with.
     """
     additional = vllm_config.additional_config
     if not isinstance(additional, dict) or CONFIG_KEY not in additional:
@@ -42,24 +45,44 @@ def check_request(vllm_config: Any, request: Any) -> None:
         raise RequestRefused(str(error)) from error
 
 
+def refuse_depth(vllm_config: Any, error: RecursionError) -> None:
+    """Refuses a request whose options vLLM could not even copy; does nothing where spans are off.
+
+    Raises:
+        RequestRefused: it.
+    """
+    additional = vllm_config.additional_config
+    if isinstance(additional, dict) and CONFIG_KEY in additional:
+        raise RequestRefused(_TOO_DEEP) from PromptError(_TOO_DEEP)
+
+
 def _check(request: Any, config: SpanConfig, max_model_len: int) -> None:
     from minipic_backend.plugin.hasher import request_segments
     from minipic_backend.plugin.span_jobs import JOB_PREFIX
 
     request_segments(request, config, max_model_len=max_model_len)
-    _check_unicode(request)
+    _check_sendable(request)
     if request.resumable:
         # vLLM counts what was generated as prompt when such a request goes on: a marker among it
         # would then be read as one.
         raise PromptError("An engine with spans takes no prompts that are streamed in")
     if request.request_id.startswith(JOB_PREFIX):
-        raise PromptError(f"request_id={request.request_id!r}: {JOB_PREFIX!r} is the scheduler's")
+        raise PromptError(
+            f"request_id={shown(request.request_id)}: {JOB_PREFIX!r} is the scheduler's"
+        )
 
 
-def _check_unicode(request: Any) -> None:
-    """vLLM sends requests to the engine's process as UTF-8, and fails where a text is none."""
-    texts = (request.request_id, request.cache_salt, request.sampling_params)
+def _check_sendable(request: Any) -> None:
+    """vLLM sends requests to the engine's process as msgpack, and fails at what that cannot say.
+    An engine in this process could be given more, but takes the same."""
+    given = (request.request_id, request.cache_salt, request.priority, request.sampling_params)
     try:
-        msgspec.msgpack.encode(texts, enc_hook=lambda _: None)
+        msgspec.msgpack.encode(given, enc_hook=lambda _: None)
     except UnicodeEncodeError as error:
         raise PromptError(f"An option of the request is no valid Unicode: {error}") from error
+    except OverflowError as error:
+        raise PromptError(
+            f"An option of the request holds a number that is too large: {error}"
+        ) from error
+    except RecursionError as error:
+        raise PromptError(_TOO_DEEP) from error

@@ -71,8 +71,11 @@ def on_create_engine_config(enable: Callable[[Any], None]) -> None:
     EngineArgs.create_engine_config = create_engine_config
 
 
-def on_process_inputs(check: Callable[[Any, Any], None]) -> None:
-    """Calls `check(vllm_config, request)` with every request that vLLM is about to take.
+def on_process_inputs(
+    check: Callable[[Any, Any], None], too_deep: Callable[[Any, RecursionError], None]
+) -> None:
+    """Calls `check(vllm_config, request)` with every request that vLLM is about to take, and
+    `too_deep(vllm_config, error)` where vLLM fails at copying one.
 
     Patched for good, around `InputProcessor.process_inputs`, in the process that talks to callers:
     what is raised there becomes a ValueError in process and HTTP 400 on the server. vLLM's hooks
@@ -86,7 +89,11 @@ def on_process_inputs(check: Callable[[Any, Any], None]) -> None:
 
     @functools.wraps(stock)
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = stock(self, *args, **kwargs)
+        try:
+            request = stock(self, *args, **kwargs)
+        except RecursionError as error:
+            too_deep(self.vllm_config, error)
+            raise
         check(self.vllm_config, request)
         return request
 

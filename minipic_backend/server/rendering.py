@@ -202,11 +202,10 @@ class _SpanOnlineRenderer(OnlineRenderer):
                     "/v1/completions"
                 )
             # Somebody's text spells out a marker. As text, it is not one.
-            self.minipic.check({"type": "token"}, request)  # its options
-        elif CONFIG_KEY in (getattr(request, "vllm_xargs", None) or {}):
+        if CONFIG_KEY in (getattr(request, "vllm_xargs", None) or {}):
             raise ConfigurationError(
-                f"vllm_xargs.{CONFIG_KEY} is for prompts of token ids; a chat with marks takes its "
-                f"options in {MARK!r}"
+                f"vllm_xargs.{CONFIG_KEY} is for prompts of token ids; a chat with marks, or with "
+                f"text that spells out a marker, takes its options in {MARK!r}"
             )
         _check_laid_out(request)
         chat_params = request.build_chat_params(

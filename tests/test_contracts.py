@@ -327,6 +327,52 @@ def test_fields_of_requests_are_there(name: str) -> None:
     assert set(resolve(name).model_fields) >= MODEL_FIELDS[name]
 
 
+def test_varlen_attention_takes_what_we_pass() -> None:
+    """Its modules can be imported on CUDA only: read."""
+    root = Path(importlib.import_module("vllm").__file__ or "").parent
+    taken_from = ast.parse((root / "v1/attention/backends/fa_utils.py").read_text("utf-8"))
+    assert any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "vllm.vllm_flash_attn"
+        and "flash_attn_varlen_func" in {name.name for name in node.names}
+        for node in ast.walk(taken_from)
+    )
+    interface = ast.parse((root / "vllm_flash_attn/flash_attn_interface.py").read_text("utf-8"))
+    (found,) = (
+        node
+        for node in interface.body
+        if isinstance(node, ast.FunctionDef) and node.name == "flash_attn_varlen_func"
+    )
+    assert {argument.arg for argument in (*found.args.args, *found.args.kwonlyargs)} >= {
+        "q", "k", "v", "cu_seqlens_q", "max_seqlen_q", "cu_seqlens_k", "max_seqlen_k",
+        "softmax_scale", "causal", "softcap", "out", "fa_version",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is there on Linux only")
+def test_triton_compiles_side_by_side_as_we_ask_it_to() -> None:
+    from concurrent.futures import Future
+
+    from triton.runtime import _async_compile, jit
+
+    mode = _async_compile.AsyncCompileMode
+    assert next(iter(inspect.signature(mode).parameters)) == "executor"
+    assert mode(None).future_kernels == {}
+    compiled: Future[str] = Future()
+    compiled.set_result("a kernel")
+    pool = type("Pool", (), {"submit": lambda self, function: compiled})()
+    with mode(pool) as active:
+        assert _async_compile.active_mode.get() is active
+        active.submit("key", lambda: None, lambda kernel: None, lambda future: None)
+        assert len(active.future_kernels) == 1
+    assert _async_compile.active_mode.get() is None
+    assert "warmup" in inspect.signature(jit.JITFunction.run).parameters
+    source = inspect.getsource(jit.JITFunction)
+    assert "_async_compile.active_mode.get()" in source
+    assert "async_mode.submit(" in source
+    assert "self.run(grid=grid, warmup=False" in inspect.getsource(jit.KernelInterface)
+
+
 def test_marks_on_content_parts_survive() -> None:
     chat = resolve("entrypoints.openai.chat_completion.protocol.ChatCompletionRequest")
     part = {"type": "text", "text": "x", "minipic": {"span": True}}
@@ -501,6 +547,8 @@ def test_internals_are_imported_where_the_page_says() -> None:
 def test_every_listed_name_is_in_the_page_and_back() -> None:
     page = (Path(__file__).parent.parent / "docs" / "contracts.md").read_text(encoding="utf-8")
     for name in ["OnlineRenderer", "process_inputs", "AnthropicServingMessages", "ServeSubcommand"]:
+        assert name in page
+    for name in ["triton.runtime._async_compile", "fa_utils.flash_attn_varlen_func"]:
         assert name in page
     for name in ["SpanScheduler", "SpanCPUWorker", "SpanModelState", "SpanCudaGraphManager"]:
         assert name in page

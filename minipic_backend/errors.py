@@ -47,9 +47,10 @@ _repr.maxstring = _repr.maxlong = _repr.maxother = 120
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: its `repr`, cut short where it is long, deep or wide. Whatever a
-    client sends can be shown so, lone surrogates included."""
-    return _repr.repr(value)
+    """A value as messages show it: its `repr`, cut short where it is long, deep or wide, to 400
+    characters at most. Whatever a client sends can be shown so, lone surrogates included."""
+    text = _repr.repr(value)
+    return text if len(text) <= 400 else f"{text[:300]}...{text[-97:]}"
 
 
 class MiniPICError(Exception):

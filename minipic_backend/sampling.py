@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 
 __all__ = [
     "LAYOUT_OPTIONS",
@@ -145,10 +145,10 @@ def split_options(options: Mapping[str, Any], fields: Collection[str] = ()) -> S
 def _complaint(name: str, fields: Collection[str]) -> str:
     if name in _ENGINE_OPTIONS:
         where = f"engine_options={{{name!r}: …}}" if fields else "not a call's"
-        return f"Unknown option {name!r}: it is the engine's, {where}"
+        return f"Unknown option {shown(name)}: it is the engine's, {where}"
     known = sorted({*_ALL, *fields})
     near = _OTHER_FIELDS.get(name) if fields else None
     near = near or _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, n=1)), None)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     engine = "; what is for vLLM's engine goes into engine_options" if fields and not near else ""
-    return f"Unknown option {name!r}: {hint}{engine}"
+    return f"Unknown option {shown(name)}: {hint}{engine}"

@@ -29,6 +29,7 @@ from langchain_minipic.documents import (
 )
 from langchain_minipic.messages import span_block
 from minipic_backend import ConfigurationError, PromptError
+from minipic_backend.errors import shown
 
 __all__ = ["DocumentOptions", "KeepsDocuments"]
 
@@ -72,8 +73,8 @@ class DocumentOptions(BaseModel):
     def _check_separator(self) -> Self:
         if self.document_separator.strip():
             raise ConfigurationError(
-                f"document_separator={self.document_separator!r} must be whitespace, so that a "
-                "document is the same span wherever it stands; use document_prompt"
+                f"document_separator={shown(self.document_separator)} must be whitespace, so that "
+                "a document is the same span wherever it stands; use document_prompt"
             )
         return self
 
@@ -167,7 +168,7 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
             if not slots.occurs_in(block):
                 content.append(block)
             elif not isinstance(text, str):
-                raise PromptError(f"Documents cannot stand in a block of this kind: {block!r}")
+                raise PromptError(f"Documents cannot stand in a block of this kind: {shown(block)}")
             elif isinstance(block, str) or set(block) <= {"type", "text"}:
                 content.extend(self._blocks(_read(slots, text)))
             else:  # marked by the user: one block, the documents as text inside it
@@ -230,7 +231,7 @@ class _Slot:
 
     def __format__(self, spec: str) -> str:
         if spec:
-            raise PromptError(f"Documents cannot be formatted as {spec!r}")
+            raise PromptError(f"Documents cannot be formatted as {shown(spec)}")
         return str(self)
 
 

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMe
 
 from minipic_backend import Message, Prompt, PromptError, Span, Text
 from minipic_backend.chat import document_parts, join_texts, merge_messages
+from minipic_backend.errors import shown
 from minipic_backend.prompt import Part
 from minipic_backend.prompt_cache import SchemaPrompt
 from minipic_backend.prompt_cache.json_form import prompt_from_json, prompt_to_json
@@ -127,7 +128,7 @@ def find_schema_prompt(messages: Sequence[BaseMessage]) -> SchemaPrompt | None:
 def _message(message: Message) -> BaseMessage:
     if message.extra:
         raise PromptError(
-            f"A {message.role!r} message with {', '.join(sorted(message.extra))}: "
+            f"A {shown(message.role)} message with {', '.join(sorted(message.extra))}: "
             "give LangChain's own messages instead of a Prompt"
         )
     content: Any = [_block(part) for part in message.parts]

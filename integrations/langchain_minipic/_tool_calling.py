@@ -21,6 +21,7 @@ from langchain_minipic._tools import (
     with_parsing,
 )
 from minipic_backend import ConfigurationError
+from minipic_backend.errors import shown
 from minipic_backend.tools import resolve_tool_choice
 
 __all__ = ["ToolCalling"]
@@ -89,8 +90,8 @@ class ToolCalling(BaseChatModel):
         if method not in get_args(StructuredMethod) or (schema is None and method != "json_mode"):
             known = ", ".join(get_args(StructuredMethod))
             raise ConfigurationError(
-                f"with_structured_output: method={method!r}, schema={schema!r}; methods are "
-                f"{known}, and only json_mode does without a schema"
+                f"with_structured_output: method={shown(method)}, schema={shown(schema)}; methods "
+                f"are {known}, and only json_mode does without a schema"
             )
         schema = titled(schema)
         trace = {"kwargs": {"method": method}, "schema": schema}

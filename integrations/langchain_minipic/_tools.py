@@ -25,6 +25,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from minipic_backend import AnswerError, ConfigurationError
+from minipic_backend.errors import shown
 from minipic_backend.tools import Answer, AnswerDelta
 
 __all__ = [
@@ -106,7 +107,7 @@ def constraint(format: object) -> dict[str, Any]:
             return {"structured_outputs": {"json": dict(inner["schema"])}}
     raise ConfigurationError(
         "response_format is {'type': 'json_schema', 'json_schema': {'name': …, 'schema': …}}, "
-        f"{{'type': 'json_object'}} or {{'type': 'text'}}, not {format!r}"
+        f"{{'type': 'json_object'}} or {{'type': 'text'}}, not {shown(format)}"
     )
 
 

@@ -11,6 +11,7 @@ from langchain_core.prompts.string import StringPromptTemplate
 
 from langchain_minipic._marks import split_marked, unmark
 from minipic_backend import PromptError
+from minipic_backend.errors import shown
 
 __all__ = [
     "DocumentLike",
@@ -61,7 +62,7 @@ def find_documents(value: Any) -> list[Document] | None:
     place = found.index(None)
     raise PromptError(
         f"Element {place} of a list of documents is not a Document but "
-        f"{type(value[place]).__name__}: {value[place]!r}"
+        f"{type(value[place]).__name__}: {shown(value[place])}"
     )
 
 
@@ -77,7 +78,7 @@ def read_document(
     if not isinstance(document.page_content, str):
         raise PromptError(
             "A document's page_content must be a str, not "
-            f"{type(document.page_content).__name__}: {document.page_content!r}"
+            f"{type(document.page_content).__name__}: {shown(document.page_content)}"
         )
     text = document.page_content if template is None else format_document(document, template)
     return DocumentText(unmark(text), rank, document_name(document))
@@ -134,7 +135,7 @@ def each_document(documents: Iterable[DocumentLike] | Document | str) -> list[Do
         if one is None:
             raise PromptError(
                 f"Element {place} is neither a Document nor a str but {type(item).__name__}: "
-                f"{item!r}"
+                f"{shown(item)}"
             )
         found.append(one)
     return found

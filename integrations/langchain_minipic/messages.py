@@ -42,6 +42,7 @@ from langchain_minipic.documents import (
 from minipic_backend import Message, Prompt, PromptError, Text
 from minipic_backend.chat import document_core as canonical
 from minipic_backend.chat import document_parts, join_texts, merge_messages
+from minipic_backend.errors import shown
 from minipic_backend.prompt import Part
 
 __all__ = [
@@ -126,7 +127,7 @@ def block_parts(block: dict[str, Any], *, keep_text: bool = False) -> list[Part]
     `cache_control`."""
     text = block.get("text")
     if not isinstance(text, str):
-        raise PromptError(f"A text block holds {text!r} instead of a str")
+        raise PromptError(f"A text block holds {shown(text)} instead of a str")
     wish = _wish(block)
     if wish is None or (keep_text and not wish):
         return [Text(text)]
@@ -149,7 +150,7 @@ def _parts(message: BaseMessage, *, is_first: bool, is_last: bool) -> list[Part]
             continue
         else:
             raise PromptError(
-                f"A {message.type} message holds a block of type {block.get('type')!r}; "
+                f"A {message.type} message holds a block of type {shown(block.get('type'))}; "
                 "MiniPIC serves text"
             )
     return parts
@@ -193,7 +194,7 @@ def _wish(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if mark is not None:
         if not isinstance(mark, Mapping) or set(mark) - _MARK_KEYS:
             raise PromptError(
-                f"extras[{MARK!r}] is a dict with the keys span, rank and id, not {mark!r}"
+                f"extras[{MARK!r}] is a dict with the keys span, rank and id, not {shown(mark)}"
             )
         return mark if mark.get("span", True) else None
     return {} if block.get("cache_control") or extras.get("cache_control") else None

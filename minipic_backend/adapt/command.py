@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from minipic_backend.adapt.tasks import TaskMaker, split_documents
 from minipic_backend.config import Frame, SpanConfig, SpanOptions, Technique, resolve_technique
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.models import resolve_model
 from minipic_backend.quality.kinds import KINDS
 from minipic_backend.quality.passages import Passage, load_passages
@@ -211,5 +211,7 @@ def _kinds(text: str) -> list[str]:
         return list(KINDS) if text == "all" else []
     chosen = [kind.strip() for kind in text.split(",")]
     if unknown := [kind for kind in chosen if kind not in KINDS]:
-        raise ConfigurationError(f"No kind {unknown[0]!r}; known: {', '.join(KINDS)}, all, none")
+        raise ConfigurationError(
+            f"No kind {shown(unknown[0])}; known: {', '.join(KINDS)}, all, none"
+        )
     return chosen

@@ -10,7 +10,7 @@ from typing import Any
 from minipic_backend.bench.models import model_arguments
 from minipic_backend.config import CONFIG_KEY
 from minipic_backend.engines.driver import EngineDriver
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 
 __all__ = ["MARKERS", "VARIANTS", "Served", "Session", "open_session"]
 
@@ -125,7 +125,7 @@ def open_session(
         ConfigurationError: an unknown variant.
     """
     if variant not in VARIANTS:
-        raise ConfigurationError(f"Unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
+        raise ConfigurationError(f"Unknown variant {shown(variant)}; known: {', '.join(VARIANTS)}")
     from minipic_backend.plugin import register
 
     arguments = {**model_arguments(model), **engine_args}

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 
 __all__ = ["SHAPES", "model_arguments"]
 
@@ -57,7 +57,7 @@ def model_arguments(model: str) -> dict[str, Any]:
         return {"model": model}
     name = model.removeprefix("shape:")
     if name not in SHAPES:
-        raise ConfigurationError(f"Unknown shape {name!r}; known: {', '.join(SHAPES)}")
+        raise ConfigurationError(f"Unknown shape {shown(name)}; known: {', '.join(SHAPES)}")
     folder = Path(tempfile.mkdtemp(prefix="minipic-shape-"))
     (folder / "config.json").write_text(json.dumps(SHAPES[name]), encoding="utf-8")
     return {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True}

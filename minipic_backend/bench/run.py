@@ -26,6 +26,7 @@ from minipic_backend.bench.throughput import (
     with_ideal,
 )
 from minipic_backend.bench.trace import draw_workload, random_trace, read_trace
+from minipic_backend.errors import shown
 
 __all__ = ["add_arguments", "run"]
 
@@ -95,7 +96,9 @@ def run(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     for variant in [*compare, *options.engine.split(",")]:
         if variant not in VARIANTS:
-            raise SystemExit(f"minipic bench: no engine {variant!r}; known: {', '.join(VARIANTS)}")
+            raise SystemExit(
+                f"minipic bench: no engine {shown(variant)}; known: {', '.join(VARIANTS)}"
+            )
         _say(f"Starting {variant}")
         # With an engine process on a CPU, vLLM keeps the worker in a third: no way for `retune`.
         separate = on_gpu or not options.trace

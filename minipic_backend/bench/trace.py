@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from minipic_backend.bench.prompts import FIRST_ID, LAST_ID, RandomPrompts, passage_lengths
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 
 __all__ = ["NUM_PASSAGES", "Trace", "Workload", "draw_workload", "random_trace", "read_trace"]
 
@@ -52,7 +52,7 @@ def read_trace(path: Path) -> Trace:
             text = f"{passage.get('title', '')}\n{passage['text']}"
         except (ValueError, KeyError, AttributeError) as error:
             raise ConfigurationError(
-                f"--trace {path}, line {number}: not a passage with a text ({error!r})"
+                f"--trace {path}, line {number}: not a passage with a text ({shown(error)})"
             ) from error
         passages.append(_ids(text))
     return Trace(path.name, tuple(passages))

@@ -16,7 +16,7 @@ from minipic_backend.config import (
     Technique,
     resolve_technique,
 )
-from minipic_backend.errors import ConfigurationError, ModelNotFoundError, PromptError
+from minipic_backend.errors import ConfigurationError, ModelNotFoundError, PromptError, shown
 from minipic_backend.models import resolve_model
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def load_tokenizer(model: str) -> Any:
         return AutoTokenizer.from_pretrained(resolve_model(model, progress=sys.stderr.isatty()))
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ModelNotFoundError(f"no tokenizer for {model!r}: {reason}") from error
+        raise ModelNotFoundError(f"no tokenizer for {shown(model)}: {reason}") from error
 
 
 def _read(name: str) -> str:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError, ModelNotFoundError
+from minipic_backend.errors import ConfigurationError, ModelNotFoundError, shown
 
 __all__ = ["adapter_arguments", "adapter_request"]
 
@@ -24,10 +24,12 @@ def adapter_arguments(path: str) -> dict[str, Any]:
     try:
         rank = int(json.loads((Path(path) / "adapter_config.json").read_text())["r"])
     except (OSError, ValueError, KeyError) as error:
-        raise ModelNotFoundError(f"No LoRA adapter in {path!r}: {error}") from error
+        raise ModelNotFoundError(f"No LoRA adapter in {shown(path)}: {error}") from error
     fitting = [one for one in _RANKS if one >= rank]
     if not fitting:
-        raise ConfigurationError(f"The adapter in {path!r} has rank {rank}; vLLM serves {_RANKS}")
+        raise ConfigurationError(
+            f"The adapter in {shown(path)} has rank {rank}; vLLM serves {_RANKS}"
+        )
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": fitting[0]}
 
 

@@ -27,6 +27,7 @@ from minipic_backend.errors import (
     MiniPICError,
     PromptError,
     RequestAbortedError,
+    shown,
 )
 from minipic_backend.plugin import seams
 from minipic_backend.spans.figures import SpanFigures
@@ -213,7 +214,7 @@ class EngineDriver:
 
         def add() -> None:
             if handle.request_id in self._handles:
-                handle.put(PromptError(f"request_id {handle.request_id!r} is already in use"))
+                handle.put(PromptError(f"request_id {shown(handle.request_id)} is already in use"))
                 return
             try:
                 (engine_input,) = self._llm.renderer.render_cmpl([prompt])
@@ -240,7 +241,7 @@ class EngineDriver:
         def do() -> None:
             handle = self._forget(request_id)
             if handle is not None:
-                handle.put(RequestAbortedError(f"Request {request_id!r} was aborted"))
+                handle.put(RequestAbortedError(f"Request {shown(request_id)} was aborted"))
 
         if not self._closing:
             self._commands.put(do)

@@ -20,7 +20,7 @@ from minipic_backend.engines.adapter import adapter_arguments, adapter_request
 from minipic_backend.engines.base import BaseEngine, Job
 from minipic_backend.engines.driver import EngineDriver, Handle
 from minipic_backend.engines.launch import engine_arguments, start_driver
-from minipic_backend.errors import ConfigurationError, EngineError
+from minipic_backend.errors import ConfigurationError, EngineError, shown
 from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.plugin import seams
 
@@ -84,7 +84,7 @@ class Engine(BaseEngine):
         **engine_args: Any,
     ) -> None:
         if process not in ("inline", "separate"):
-            raise ConfigurationError(f"process={process!r}: choose 'inline' or 'separate'")
+            raise ConfigurationError(f"process={shown(process)}: choose 'inline' or 'separate'")
         self._model = model
         super().__init__(
             {

@@ -10,7 +10,7 @@ from typing import Any
 
 from minipic_backend.config import CONFIG_KEY
 from minipic_backend.engines.driver import EngineDriver
-from minipic_backend.errors import ConfigurationError, EngineStartError, ModelNotFoundError
+from minipic_backend.errors import ConfigurationError, EngineStartError, ModelNotFoundError, shown
 from minipic_backend.models import resolve_model
 
 __all__ = ["DEFAULT_CPU_KV_CACHE_GIB", "engine_arguments", "start_driver"]
@@ -111,8 +111,8 @@ def start_driver(
         text = f"{error} {error.__cause__!r}"
         if any(hint in text for hint in _NOT_FOUND):
             raise ModelNotFoundError(
-                f"No model {model!r}: no such folder, and the Hugging Face hub does not give it "
-                f"({_first_line(error.__cause__)})"
+                f"No model {shown(model)}: no such folder, and the Hugging Face hub does not give "
+                f"it ({_first_line(error.__cause__)})"
             ) from error
         raise
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from minipic_backend.errors import EngineError
+from minipic_backend.errors import EngineError, shown
 from minipic_backend.results import Result
 
 __all__ = ["TokenLogprobs", "follow"]
@@ -69,7 +69,7 @@ def _take(
             if said != token:
                 break
         if len(entries) == before:
-            raise EngineError(f"Request {result.request_id!r} brought no log-probabilities")
+            raise EngineError(f"Request {shown(result.request_id)} brought no log-probabilities")
         if len(entries) < len(answer):
             unfinished.append(number)
     return unfinished

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from minipic_backend.errors import MarkerError
+from minipic_backend.errors import MarkerError, shown
 from minipic_backend.layout.tokenizer import AddedToken, Tokenizer, chat_templates, tokenizer_name
 
 __all__ = ["Markers", "choose_markers"]
@@ -118,7 +118,7 @@ def _check_configured(
         configured = (configured.ssep, configured.pdep, configured.pad)
     name = tokenizer_name(tokenizer)
     if isinstance(configured, str) or len(configured) != 3:
-        raise MarkerError(f"markers={configured!r}: three tokens (SSep, PDep, pad), please")
+        raise MarkerError(f"markers={shown(configured)}: three tokens (SSep, PDep, pad), please")
     vocab = dict(tokenizer.get_vocab())
     vocab |= {token.content: token_id for token_id, token in _added_tokens(tokenizer).items()}
     known_ids = set(vocab.values())
@@ -127,13 +127,15 @@ def _check_configured(
         token_id = vocab.get(token) if isinstance(token, str) else token
         if token_id is None or token_id not in known_ids:
             raise MarkerError(
-                f"markers={configured!r}: the tokenizer {name} has no token {token!r}"
+                f"markers={shown(configured)}: the tokenizer {name} has no token {shown(token)}"
             )
         if token_id in uses:
-            raise MarkerError(f"markers={configured!r}: {token!r} {uses[token_id]} of {name}")
+            raise MarkerError(
+                f"markers={shown(configured)}: {shown(token)} {uses[token_id]} of {name}"
+            )
         ids.append(token_id)
     if len(set(ids)) != 3:
-        raise MarkerError(f"markers={configured!r}: three different tokens, please")
+        raise MarkerError(f"markers={shown(configured)}: three different tokens, please")
     return Markers(*ids)
 
 

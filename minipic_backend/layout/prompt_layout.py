@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
-from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError
+from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError, shown
 from minipic_backend.layout.laid_out import LaidOutPrompt, LaidOutSegment, explain_rows, preview
 from minipic_backend.layout.primer import primer_passages
 from minipic_backend.layout.recompute import asked_for_blocks, first_blocks
@@ -122,8 +122,8 @@ class Layout:
             options = SpanOptions.from_dict({"frame": settings.span_frame}, self._config.options)
         if settings.spans and options.frame != settings.span_frame:
             raise ConfigurationError(
-                f"The technique computes spans behind frame {settings.span_frame!r}, the request's "
-                f"options say {options.frame!r}"
+                f"The technique computes spans behind frame {shown(settings.span_frame)}, the "
+                f"request's options say {shown(options.frame)}"
             )
         modules: SchemaPrompt | None = None
         if settings.schema:
@@ -270,8 +270,9 @@ class Layout:
         ids = self.encoder.encode(value)
         if not 0 < len(ids) <= slot.parameter.length:
             raise PromptError(
-                f"Argument {slot.parameter.name!r} of module {slot.path!r} has {len(ids)} tokens; "
-                f"at least 1 and at most {slot.parameter.length} are reserved for it"
+                f"Argument {shown(slot.parameter.name)} of module {shown(slot.path)} has "
+                f"{len(ids)} tokens; at least 1 and at most {slot.parameter.length} are reserved "
+                "for it"
             )
         first, end = start + 1 + slot.start, start + 1 + slot.end
         builder.patches.append(Patch(len(builder.token_ids), first, end))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.layout.tokenizer import Tokenizer, tokenizer_name
 from minipic_backend.layout.tokens import TextEncoder, any_of
 from minipic_backend.prompt import Message, Part, Prompt, Span, Text
@@ -176,17 +176,17 @@ class _Hidden:
         first, *rest = rendered.split(self._nonce)
         pieces: list[Piece] = [encoder.mark(first)]
         scaffold = [first]
-        shown: set[int] = set()
+        seen: set[int] = set()
         for part in rest:
             number, end, text = part.partition("Z")
             if not (end and number.isdecimal()) or int(number) >= len(self._items):
                 raise PromptError(_CHANGES)
-            shown.add(int(number))
+            seen.add(int(number))
             pieces += [self._items[int(number)], encoder.mark(text)]
             scaffold.append(text)
         for index, item in enumerate(self._items):
-            if isinstance(item, Span) and index not in shown:
-                raise PromptError(f"The chat template leaves out a document: {item.text[:80]!r}")
+            if isinstance(item, Span) and index not in seen:
+                raise PromptError(f"The chat template leaves out a document: {shown(item.text)}")
         if self._nonce.lower() in "".join(scaffold).lower():
             raise PromptError(_CHANGES)
         return pieces

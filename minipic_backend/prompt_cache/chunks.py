@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.prompt_cache.schema import Child, Module, Parameter, Schema, Union
 
 __all__ = ["Chunk", "Slot", "schema_chunks", "with_scaffolds"]
@@ -84,7 +84,7 @@ class _Walk:
         ids = self.encode(parameter.default) if parameter.default else []
         if len(ids) > parameter.length:
             raise PromptError(
-                f"The default of {path}'s {parameter.name!r} has {len(ids)} tokens; "
+                f"The default of {path}'s {shown(parameter.name)} has {len(ids)} tokens; "
                 f"{parameter.length} are reserved"
             )
         return ids + [self.filler] * (parameter.length - len(ids))

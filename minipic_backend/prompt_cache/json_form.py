@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.prompt_cache.schema import (
     Child,
     Module,
@@ -45,7 +45,7 @@ def prompt_from_json(value: Any) -> SchemaPrompt:
         schema = Schema(given["name"], children, given["system"], given["scaffolds"])
         return schema.prompt(value["text"], value["modules"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise PromptError(f"Not a schema's prompt: {value!r}") from error
+        raise PromptError(f"Not a schema's prompt: {shown(value)}") from error
 
 
 def _to_json(child: Child) -> str | dict[str, Any]:

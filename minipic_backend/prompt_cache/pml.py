@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from xml.etree import ElementTree
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.prompt_cache.schema import (
     Child,
     Module,
@@ -63,7 +63,7 @@ def read_pml_prompt(text: str, schemas: Mapping[str, Schema] | Schema) -> Schema
     name = root.get("schema", "")
     schema = schemas if isinstance(schemas, Schema) else schemas.get(name)
     if schema is None or (name and name != schema.name):
-        raise PromptError(f"PML: no schema {name!r}")
+        raise PromptError(f"PML: no schema {shown(name)}")
     known = dict(schema.modules())
     arguments: dict[str, dict[str, str]] = {}
     asked = [root.text or ""]
@@ -117,7 +117,7 @@ def _module(element: ElementTree.Element, path: str, scaffolds: list[list[str]])
 def _parameter(element: ElementTree.Element) -> Parameter:
     length = _attribute(element, "length")
     if not length.isdecimal():
-        raise PromptError(f"PML: length={length!r}, a number of tokens")
+        raise PromptError(f"PML: length={shown(length)}, a number of tokens")
     return Parameter(_attribute(element, "name"), int(length), element.get("scaffold"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minipic_backend.errors import PromptError
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.prompt import Message, Part, Prompt, Span, Text
 
 __all__ = ["Child", "Module", "Parameter", "Schema", "SchemaPrompt", "Union"]
@@ -28,7 +28,9 @@ class Parameter:
 
     def __post_init__(self) -> None:
         if not isinstance(self.length, int) or self.length < 1:
-            raise PromptError(f"Parameter {self.name!r}: length={self.length!r}, at least 1 token")
+            raise PromptError(
+                f"Parameter {shown(self.name)}: length={shown(self.length)}, at least 1 token"
+            )
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -45,7 +47,7 @@ class Module:
 
     def __init__(self, name: str, children: str | Sequence[Child]) -> None:
         if not name or "/" in name:
-            raise PromptError(f"A module's name is a word without '/', not {name!r}")
+            raise PromptError(f"A module's name is a word without '/', not {shown(name)}")
         children = (children,) if isinstance(children, str) else tuple(children)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "children", children)
@@ -88,12 +90,14 @@ class Schema:
         object.__setattr__(self, "children", tuple(self.children))
         object.__setattr__(self, "scaffolds", tuple(map(tuple, self.scaffolds)))
         if any(isinstance(child, Parameter) for child in self.children):
-            raise PromptError(f"Schema {self.name!r}: parameters belong into a module")
+            raise PromptError(f"Schema {shown(self.name)}: parameters belong into a module")
         _check_names(self)
         known = dict(self.modules())
         for path in (path for scaffold in self.scaffolds for path in scaffold):
             if path not in known:
-                raise PromptError(f"Schema {self.name!r}: scaffold of unknown module {path!r}")
+                raise PromptError(
+                    f"Schema {shown(self.name)}: scaffold of unknown module {shown(path)}"
+                )
 
     def modules(self) -> Iterator[tuple[str, Module]]:
         """Every module with its path, "outer/inner", in order."""
@@ -124,7 +128,8 @@ class Schema:
         for path, arguments in given.items():
             if path not in known:
                 raise PromptError(
-                    f"Schema {self.name!r} has no module {path!r}; known: {', '.join(known)}"
+                    f"Schema {shown(self.name)} has no module {shown(path)}; known: "
+                    f"{', '.join(known)}"
                 )
             parts = path.split("/")
             for end in range(1, len(parts)):
@@ -244,20 +249,20 @@ def _check_names(owner: Module | Schema) -> None:
             names += [member.name for member in child.members]
         elif not isinstance(child, str):
             raise PromptError(
-                f"{owner.name!r} holds text, Parameter, Module and Union, not {child!r}"
+                f"{shown(owner.name)} holds text, Parameter, Module and Union, not {shown(child)}"
             )
     for kind, found in (("module", names), ("parameter", parameters)):
         if twice := [name for name in found if found.count(name) > 1]:
-            raise PromptError(f"{owner.name!r} has two {kind}s named {twice[0]!r}")
+            raise PromptError(f"{shown(owner.name)} has two {kind}s named {shown(twice[0])}")
 
 
 def _check_arguments(path: str, module: Module, arguments: Mapping[str, str]) -> None:
     parameters = {child.name: child for child in module.children if isinstance(child, Parameter)}
     if unknown := sorted(set(arguments) - set(parameters)):
-        raise PromptError(f"Module {path!r} has no parameter {unknown[0]!r}")
+        raise PromptError(f"Module {shown(path)} has no parameter {shown(unknown[0])}")
     for name, parameter in parameters.items():
         if name not in arguments and parameter.default is None:
-            raise PromptError(f"Module {path!r} needs an argument {name!r}")
+            raise PromptError(f"Module {shown(path)} needs an argument {shown(name)}")
 
 
 def _check_unions(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.layout.ranking import BM25
 from minipic_backend.quality.facts import find_facts
 from minipic_backend.quality.kinds import KINDS, Asked
@@ -80,12 +80,12 @@ def make_questions(
     questions = []
     for kind in kinds:
         if kind not in KINDS:
-            raise ConfigurationError(f"No kind {kind!r}; known: {', '.join(KINDS)}")
+            raise ConfigurationError(f"No kind {shown(kind)}; known: {', '.join(KINDS)}")
         rng = random.Random(f"{seed} {kind}")
         asked = KINDS[kind](facts, rng)
         if not asked:
             raise ConfigurationError(
-                f"No question of the kind {kind!r} can be made from these passages: "
+                f"No question of the kind {shown(kind)} can be made from these passages: "
                 "leave it out of --kinds"
             )
         for number in range(count):

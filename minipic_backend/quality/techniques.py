@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.sampling import LAYOUT_OPTIONS
 
 __all__ = ["PROMPT_OPTIONS", "TechniqueSpec", "parse_technique"]
@@ -58,24 +58,28 @@ def parse_technique(
     for pair in filter(None, rest.split(",")):
         key, equals, word = pair.partition("=")
         if not equals:
-            raise ConfigurationError(f"Technique {text!r}: {pair!r} is not of the form key=value")
+            raise ConfigurationError(
+                f"Technique {shown(text)}: {shown(pair)} is not of the form key=value"
+            )
         value = _value(word)
         if key in PROMPT_OPTIONS:
             choices = PROMPT_OPTIONS[key]
             if (value not in choices) if choices else not (isinstance(value, int) and value > 0):
                 known = ", ".join(choices) or "a number from 1"
-                raise ConfigurationError(f"Technique {text!r}: {key} is one of: {known}")
+                raise ConfigurationError(f"Technique {shown(text)}: {key} is one of: {known}")
             prompt[key] = value
         elif key == "primer" and isinstance(value, str) and primers and value != "auto":
             if value not in primers:
                 known = ", ".join(("auto", *primers))
-                raise ConfigurationError(f"Technique {text!r}: primer is one of: {known}")
+                raise ConfigurationError(f"Technique {shown(text)}: primer is one of: {known}")
             options[key] = primers[value]()
         elif key in LAYOUT_OPTIONS and key != "technique":
             options[key] = value
         else:
             known = ", ".join(sorted({*LAYOUT_OPTIONS, *PROMPT_OPTIONS} - {"technique"}))
-            raise ConfigurationError(f"Technique {text!r}: no option {key!r}; known: {known}")
+            raise ConfigurationError(
+                f"Technique {shown(text)}: no option {shown(key)}; known: {known}"
+            )
     return TechniqueSpec(text.strip(), options, prompt)
 
 

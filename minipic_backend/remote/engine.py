@@ -25,7 +25,7 @@ from minipic_backend.config import (
 from minipic_backend.engines.assembly import Assembly
 from minipic_backend.engines.base import BaseEngine, Job
 from minipic_backend.engines.driver import Delta, Handle
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.remote.retries import Retries
 from minipic_backend.remote.server import OnMissingPlugin, Server
@@ -193,7 +193,7 @@ class RemoteEngine(BaseEngine):
         ):
             if value not in known:
                 raise ConfigurationError(
-                    f"{name}={value!r}: this server's MiniPIC ({capability.minipic_version}) "
+                    f"{name}={shown(value)}: this server's MiniPIC ({capability.minipic_version}) "
                     f"knows {', '.join(known)}"
                 )
         return settings, options
@@ -241,13 +241,17 @@ class RemoteEngine(BaseEngine):
 
 def _check(base_url: str, timeout: float | None, max_retries: int, on_missing_plugin: str) -> None:
     if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
-        raise ConfigurationError(f"base_url={base_url!r}: an address such as http://host:8000/v1")
+        raise ConfigurationError(
+            f"base_url={shown(base_url)}: an address such as http://host:8000/v1"
+        )
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ConfigurationError(f"timeout={timeout!r}: seconds, or None to wait for ever")
+        raise ConfigurationError(f"timeout={shown(timeout)}: seconds, or None to wait for ever")
     if not isinstance(max_retries, int) or max_retries < 0:
-        raise ConfigurationError(f"max_retries={max_retries!r}: a whole number from 0")
+        raise ConfigurationError(f"max_retries={shown(max_retries)}: a whole number from 0")
     if on_missing_plugin not in get_args(OnMissingPlugin):
-        raise ConfigurationError(f"on_missing_plugin={on_missing_plugin!r}: 'error' or 'plain'")
+        raise ConfigurationError(
+            f"on_missing_plugin={shown(on_missing_plugin)}: 'error' or 'plain'"
+        )
 
 
 def _headers(api_key: Any, further: Mapping[str, str] | None) -> dict[str, str]:

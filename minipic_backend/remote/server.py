@@ -14,6 +14,7 @@ from minipic_backend.errors import (
     MiniPICError,
     ModelNotFoundError,
     PluginMissingError,
+    shown,
 )
 from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.remote.failures import as_ours
@@ -102,8 +103,8 @@ class Server:
         capability = Capability.from_dict(_json(found, self._transport.base_url))
         if self._key_encoding not in (None, capability.config.key_encoding):
             raise ConfigurationError(
-                f"key_encoding={self._key_encoding!r}, but the server has "
-                f"{capability.config.key_encoding!r}: leave it out, or start the server with "
+                f"key_encoding={shown(self._key_encoding)}, but the server has "
+                f"{shown(capability.config.key_encoding)}: leave it out, or start the server with "
                 f"--key-encoding {self._key_encoding}"
             )
         model = self._served(capability.models)

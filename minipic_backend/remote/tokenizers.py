@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError, ModelNotFoundError
+from minipic_backend.errors import ConfigurationError, ModelNotFoundError, shown
 from minipic_backend.layout.tokenizer_digest import tokenizer_digest
 from minipic_backend.models.cache import build_once, cache_dir
 
@@ -33,7 +33,7 @@ def load_tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ModelNotFoundError(f"no tokenizer for {name!r}: {reason}") from error
+        raise ModelNotFoundError(f"no tokenizer for {shown(name)}: {reason}") from error
 
 
 def tokenizer_from_files(files: Mapping[str, str], digest: str) -> Any:
@@ -56,7 +56,7 @@ def tokenizer_from_files(files: Mapping[str, str], digest: str) -> Any:
 def kept_folder(digest: str) -> Path:
     """Where the tokenizer of that digest is kept, once it was fetched."""
     if not digest.isalnum():
-        raise ConfigurationError(f"The server's tokenizer digest is none: {digest!r}")
+        raise ConfigurationError(f"The server's tokenizer digest is none: {shown(digest)}")
     return cache_dir() / "tokenizers" / digest
 
 

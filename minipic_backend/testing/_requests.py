@@ -16,6 +16,7 @@ from minipic_backend.errors import (
     EngineClosedError,
     EngineError,
     RequestAbortedError,
+    shown,
 )
 from minipic_backend.prompt import Prompt
 from minipic_backend.testing._layout import FakeSegment
@@ -95,7 +96,7 @@ class RequestLog:
         with self._lock:
             self.check_open()
             if request_id in self._running:
-                raise ConfigurationError(f"request_id={request_id!r} is already running")
+                raise ConfigurationError(f"request_id={shown(request_id)} is already running")
             self.calls.append(running.call)
             self._running[request_id] = running
             self.max_concurrency = max(self.max_concurrency, len(self._running))

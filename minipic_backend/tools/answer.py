@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from minipic_backend.errors import AnswerError
+from minipic_backend.errors import AnswerError, shown
 
 __all__ = ["Answer", "AnswerDelta", "ToolCall", "ToolCallDelta"]
 
@@ -52,10 +52,12 @@ class ToolCall:
             arguments = json.loads(self.arguments)
         except ValueError as error:
             raise AnswerError(
-                f"The arguments of {self.name} are no JSON ({error}): {self.arguments!r}"
+                f"The arguments of {self.name} are no JSON ({error}): {shown(self.arguments)}"
             ) from error
         if not isinstance(arguments, dict):
-            raise AnswerError(f"The arguments of {self.name} are no object: {self.arguments!r}")
+            raise AnswerError(
+                f"The arguments of {self.name} are no object: {shown(self.arguments)}"
+            )
         return arguments
 
 

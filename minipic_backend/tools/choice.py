@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 
 __all__ = ["ToolChoice", "calls_schema", "calls_tag", "resolve_tool_choice", "tool_name"]
 
@@ -48,7 +48,7 @@ def tool_name(tool: Tool) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(
             "A tool is {'type': 'function', 'function': {'name': …, 'parameters': …}}, "
-            f"not {tool!r}"
+            f"not {shown(tool)}"
         )
     return name
 
@@ -70,7 +70,7 @@ def resolve_tool_choice(choice: object, tools: Sequence[Tool]) -> ToolChoice:
     if choice is False or choice == "none":
         return ToolChoice("none")
     if not names:
-        raise ConfigurationError(f"tool_choice={choice!r} without tools")
+        raise ConfigurationError(f"tool_choice={shown(choice)} without tools")
     if isinstance(choice, Mapping):
         function = choice.get("function")
         choice = function.get("name") if isinstance(function, Mapping) else choice.get("name")
@@ -78,7 +78,8 @@ def resolve_tool_choice(choice: object, tools: Sequence[Tool]) -> ToolChoice:
         return ToolChoice("named", names[0]) if len(names) == 1 else ToolChoice("required")
     if choice not in names:
         raise ConfigurationError(
-            f"tool_choice={choice!r}: choose 'auto', 'none', 'any', or one of {', '.join(names)}"
+            f"tool_choice={shown(choice)}: choose 'auto', 'none', 'any', or one of "
+            f"{', '.join(names)}"
         )
     return ToolChoice("named", str(choice))
 
@@ -94,7 +95,7 @@ def calls_schema(choice: ToolChoice, tools: Sequence[Tool], *, parallel: bool = 
     if choice.mode == "named":
         return _parameters(next(tool for tool in tools if tool_name(tool) == choice.name))
     if choice.mode != "required":
-        raise ConfigurationError(f"tool_choice {choice.mode!r} forces no call")
+        raise ConfigurationError(f"tool_choice {shown(choice.mode)} forces no call")
     definitions: dict[str, Any] = {}
     options = []
     for tool in tools:
@@ -102,7 +103,7 @@ def calls_schema(choice: ToolChoice, tools: Sequence[Tool], *, parallel: bool = 
         for name, definition in parameters.pop("$defs", {}).items():
             if definitions.setdefault(name, definition) != definition:
                 raise ConfigurationError(
-                    f"Two tools define a type {name!r} differently: rename one of them"
+                    f"Two tools define a type {shown(name)} differently: rename one of them"
                 )
         options.append(
             {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.layout.tokenizer import Tokenizer, chat_templates
 
 __all__ = [
@@ -124,7 +124,7 @@ def reasoning_tags(name: str) -> ReasoningTags:
     """
     if name not in REASONING_TAGS:
         raise ConfigurationError(
-            f"reasoning_parser={name!r}: choose one of {', '.join(REASONING_TAGS)}, or None"
+            f"reasoning_parser={shown(name)}: choose one of {', '.join(REASONING_TAGS)}, or None"
         )
     return REASONING_TAGS[name]
 

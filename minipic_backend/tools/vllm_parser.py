@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.tools.answer import Answer, AnswerDelta, ToolCall, ToolCallDelta
 from minipic_backend.tools.parser import AnswerFormat, AnswerParser, new_call_id
 
@@ -33,12 +33,13 @@ class VllmParser:
             from vllm.tool_parsers import ToolParserManager
         except ImportError as error:
             raise ConfigurationError(
-                f"tool_parser={name!r} is one of vLLM's, and vLLM is not installed here ({error})"
+                f"tool_parser={shown(name)} is one of vLLM's, and vLLM is not "
+                f"installed here ({error})"
             ) from error
         try:
             parser_class = ToolParserManager.get_tool_parser(name)
         except KeyError as error:
-            raise ConfigurationError(f"tool_parser={name!r}: {error.args[0]}") from error
+            raise ConfigurationError(f"tool_parser={shown(name)}: {error.args[0]}") from error
         self._request = ChatCompletionRequest(
             model="", messages=[], tools=[dict(tool) for tool in tools]
         )

@@ -18,6 +18,7 @@ from llama_index.core.tools.types import BaseTool
 from llama_index.llms.minipic._messages import call_arguments, unmarked
 
 from minipic_backend import AnswerError
+from minipic_backend.errors import shown
 
 __all__ = ["Calling"]
 
@@ -81,7 +82,7 @@ class Calling(FunctionCallingLLM):
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not calls and error_on_no_tool_call:
             raise AnswerError(
-                f"The model called no tool but answered: {response.message.content!r}. "
+                f"The model called no tool but answered: {shown(response.message.content)}. "
                 "tool_required=True makes it"
             )
         if calls and _was_cut_off(response):

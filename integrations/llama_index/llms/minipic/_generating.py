@@ -20,6 +20,7 @@ from pydantic import PrivateAttr
 
 from minipic_backend import ConfigurationError, EngineProtocol, Prompt, PromptError
 from minipic_backend.engines.deadline import deadline
+from minipic_backend.errors import shown
 from minipic_backend.tools import plan_answer
 
 __all__ = ["Generating", "Planner"]
@@ -74,7 +75,7 @@ class Generating(SpanMethods):
         self, prompt: str, formatted: bool, kwargs: dict[str, Any], *, streams: bool = False
     ) -> Planner:
         if not isinstance(prompt, str):
-            raise PromptError(f"complete takes a str, not {type(prompt).__name__}: {prompt!r}")
+            raise PromptError(f"complete takes a str, not {type(prompt).__name__}: {shown(prompt)}")
         if self.is_chat_model and not formatted:
             message = ChatMessage(role=MessageRole.USER, content=prompt)
             return self._plan_chat([message], kwargs, streams=streams)

@@ -32,6 +32,7 @@ from pydantic import Field
 
 from minipic_backend import Message, Prompt, PromptError, Text
 from minipic_backend.chat import document_parts, merge_messages
+from minipic_backend.errors import shown
 from minipic_backend.prompt import Part
 
 __all__ = ["SpanPoint", "call_arguments", "span_blocks", "to_prompt", "unmarked", "unmarked_parts"]
@@ -137,7 +138,7 @@ def _parts(message: ChatMessage, *, is_first: bool, is_last: bool) -> list[Part]
             follows_text = False
         elif not isinstance(block, CachePoint | ThinkingBlock | ToolCallBlock | CitationBlock):
             raise PromptError(
-                f"A {message.role.value} message holds a block of type {block.block_type!r}; "
+                f"A {message.role.value} message holds a block of type {shown(block.block_type)}; "
                 "MiniPIC serves text"
             )
     return parts
@@ -147,7 +148,7 @@ def _text(block: CitableBlock) -> str:
     texts = []
     for inner in block.content:
         if not isinstance(inner, TextBlock):
-            raise PromptError(f"{block.title!r} is not text; MiniPIC serves text")
+            raise PromptError(f"{shown(block.title)} is not text; MiniPIC serves text")
         texts.append(inner.text)
     return "\n".join(texts)
 

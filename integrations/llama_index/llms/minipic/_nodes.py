@@ -10,6 +10,7 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
 from minipic_backend import PromptError
 from minipic_backend.chat import document_core
+from minipic_backend.errors import shown
 
 __all__ = ["NodeLike", "NodeText", "node_text", "ranked", "text_of", "texts_of"]
 
@@ -54,7 +55,7 @@ def text_of(node: Any) -> str:
         return node_text(node)
     if isinstance(node, str):
         return document_core(node)
-    raise PromptError(f"Not a node but {type(node).__name__}: {node!r}")
+    raise PromptError(f"Not a node but {type(node).__name__}: {shown(node)}")
 
 
 def texts_of(nodes: Any) -> list[str]:

@@ -7,8 +7,7 @@ sequence whose last tokens are the run's queries (`span_local` only):
     (R_{-shift} q) . k = q . (R_{shift} k)
 
 One launch copies the keys and values of all runs, one call serves them; per layer, since a layer's
-keys are its own. The attention function is handed in: FlashAttention, or a
-naive one in tests.
+keys are its own. The attention function is handed in: FlashAttention, or a naive one in tests.
 """
 
 from __future__ import annotations
@@ -216,11 +215,12 @@ def _seen(run: Run) -> list[SeenSegment]:
 
 def _pass(runs: Sequence[PlacedRun], block_table: Tensor) -> CompactPass:
     # Of each segment: request, first token, tokens, shift.
+    seen = [_seen(placed.run) for placed in runs]
     segments = np.array(
         [
             (placed.request, s.start, s.end - s.start, s.shift)
-            for placed in runs
-            for s in _seen(placed.run)
+            for placed, own in zip(runs, seen, strict=True)
+            for s in own
         ],
         dtype=np.int32,
     )
@@ -234,7 +234,7 @@ def _pass(runs: Sequence[PlacedRun], block_table: Tensor) -> CompactPass:
     tiles[:, 2] = np.minimum(tiles[:, 2] - skipped, TILE)
     tiles[:, 4] += skipped
     num_queries = np.array([placed.run.num_tokens for placed in runs], dtype=np.int32)
-    num_keys = np.array([num_seen(placed.run) for placed in runs], dtype=np.int32)
+    num_keys = np.add.reduceat(segments[:, 2], np.cumsum([0, *map(len, seen[:-1])]))
     starts = np.array([placed.query for placed in runs])
     ends = starts + num_queries
     is_slice = bool((starts[1:] == ends[:-1]).all())

@@ -141,10 +141,13 @@ def plan_dependent(
     many = [r for r in runs if r.run.num_tokens * shape.group > 16]
     passes: tuple[CompactPass, ...] = ()
     if max_keys and many and not (shape.unrotated or shape.window):
-        fitting = [r for r in many if num_seen(r.run) <= max_keys]
+        fitting: list[PlacedRun] = []
+        others: list[PlacedRun] = []
+        for placed in many:
+            (fitting if num_seen(placed.run) <= max_keys else others).append(placed)
         if fitting and prefers_compact(shape, fitting):
             passes = plan_compact(fitting, block_table, max_keys)
-            many = [r for r in many if num_seen(r.run) > max_keys]
+            many = others
     paged = tuple(_paged_work(part, block_table, shape) for part in (few, many) if part)
     return SpanWork(paged, passes, shape.unrotated)
 

@@ -112,16 +112,6 @@ def rig(request: Any) -> Iterator[Rig]:
     made.driver.close()
 
 
-@pytest.fixture(scope="module")
-def reference() -> Reference:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        ensure_smollm2(progress=False), dtype=torch.float32, attn_implementation="eager"
-    )
-    return Reference(model.eval())
-
-
 TEXTS = [
     f"{name} is a town of {count} people on the river {river}. It has {what}, and its market is "
     f"held on {day}." + extra

@@ -57,16 +57,6 @@ def rig() -> Iterator[Fp8Rig]:
     made.driver.close()
 
 
-@pytest.fixture(scope="module")
-def reference() -> Reference:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        ensure_smollm2(progress=False), dtype=torch.float32, attn_implementation="eager"
-    )
-    return Reference(model.eval())
-
-
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 

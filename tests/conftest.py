@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minipic_backend.engines.threads import wait_passively
+
 pytest.register_assert_rewrite("langchain_suites", "llamaindex_bench")
 
-# Read when torch is imported. As the engine itself sets it: see `minipic_backend.engines.launch`.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ["OMP_WAIT_POLICY"] = "passive"
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+wait_passively()  # before torch is imported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from minipic_backend.config import CONFIG_KEY
 from minipic_backend.engines.driver import EngineDriver
+from minipic_backend.engines.threads import wait_passively
 from minipic_backend.errors import ConfigurationError, EngineStartError, ModelNotFoundError, shown
 from minipic_backend.models import resolve_model
 
@@ -55,13 +56,7 @@ def engine_arguments(
     _check_path(model)
     if not verbose:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # Read when torch is first imported. Threads that spin while they wait stop each other as soon
-    # as anything else runs on the machine: 50 times slower beside two busy processes on two cores.
-    # But to sleep at once costs tens of microseconds for each of a step's thousand operations: a
-    # short spin first (GNU's libgomp) halves a short step, and harms nobody.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "passive"
-        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    wait_passively()
     try:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform

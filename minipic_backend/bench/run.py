@@ -117,33 +117,50 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> Iterator[Row]:
-    documents = options.documents or ("10,30,100" if on_gpu else "4,10")
-    decode = options.decode or ("1x8192,32x8192,64x2048,1x10000:10" if on_gpu else "1x512,1x512:4")
-    size = options.document_tokens or (1000 if on_gpu else 100)
     yield measure_capacity(session)
-    if "throughput" in options.bench:
-        samples = options.samples or ("1000" if on_gpu else "10")
-        if options.trace:
-            yield from _trace_figures(session, options, samples.split(","))
+    for bench in options.bench:  # in the order given
+        if bench == "throughput":
+            yield from _throughput_figures(session, options, on_gpu=on_gpu)
+        elif bench == "ttft":
+            yield from _ttft_figures(session, options, on_gpu=on_gpu)
         else:
-            yield from measure_throughput(session, samples=int(samples), runs=options.runs)
-    if "ttft" in options.bench:
-        for count in documents.split(","):
-            yield from measure_ttft(
-                session, documents=int(count), document_tokens=size, runs=options.runs
-            )
-    if "decode" in options.bench:
-        for case in decode.split(","):
-            shape, _, spans = case.partition(":")
-            batch, _, context = shape.partition("x")
-            session.reset_cache()
-            yield from measure_decode(
-                session,
-                batch=int(batch),
-                context=int(context),
-                documents=int(spans or 0),
-                runs=options.runs,
-            )
+            yield from _decode_figures(session, options, on_gpu=on_gpu)
+
+
+def _throughput_figures(
+    session: Session, options: argparse.Namespace, *, on_gpu: bool
+) -> Iterator[Row]:
+    samples = options.samples or ("1000" if on_gpu else "10")
+    if options.trace:
+        yield from _trace_figures(session, options, samples.split(","))
+    else:
+        yield from measure_throughput(session, samples=int(samples), runs=options.runs)
+
+
+def _ttft_figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> Iterator[Row]:
+    documents = options.documents or ("10,30,100" if on_gpu else "4,10")
+    size = options.document_tokens or (1000 if on_gpu else 100)
+    for count in documents.split(","):
+        yield from measure_ttft(
+            session, documents=int(count), document_tokens=size, runs=options.runs
+        )
+
+
+def _decode_figures(
+    session: Session, options: argparse.Namespace, *, on_gpu: bool
+) -> Iterator[Row]:
+    decode = options.decode or ("1x8192,32x8192,64x2048,1x10000:10" if on_gpu else "1x512,1x512:4")
+    for case in decode.split(","):
+        shape, _, spans = case.partition(":")
+        batch, _, context = shape.partition("x")
+        session.reset_cache()
+        yield from measure_decode(
+            session,
+            batch=int(batch),
+            context=int(context),
+            documents=int(spans or 0),
+            runs=options.runs,
+        )
 
 
 def _trace_figures(

@@ -1,0 +1,88 @@
+"""`minipic serve` on a GPU, with graphs: `pytest tests/gpu/test_serve.py -s`, about a minute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from minipic_backend import RemoteEngine
+from minipic_backend.models import ensure_smollm2
+
+sys.path.append(str(Path(__file__).parents[1] / "server"))
+from documents import chat, passages
+from process import API_KEY, ServerProcess
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    options = ["--api-key", API_KEY, "--max-model-len", "4096", "--max-num-seqs", "16"]
+    options += ["--gpu-memory-utilization", "0.2"]
+    model = str(ensure_smollm2(progress=False))
+    made = ServerProcess(model, options, tmp_path_factory.mktemp("server") / "log")
+    try:
+        made.start()
+        yield made
+        made.wait_until_idle()
+        assert made.stop() == 0, "SIGTERM ends the server in an orderly way"
+    finally:
+        if made.running:
+            made.kill()
+
+
+@pytest.fixture(scope="module")
+def remote(server: ServerProcess) -> Iterator[RemoteEngine]:
+    with RemoteEngine(server.base_url, api_key=API_KEY, timeout=120) as engine:
+        yield engine
+
+
+def test_documents_are_reused_in_any_order(remote: RemoteEngine) -> None:
+    options = {"max_tokens": 16, "temperature": 0.0, "late": 0}
+    documents = list(passages()[:6])
+    cold = remote.generate(chat(documents), **options)
+    warm = remote.generate(chat(documents), **options)
+    assert warm.token_ids == cold.token_ids
+    other = remote.generate(chat(documents[::-1], "And what is that?"), **options)
+    # All but the text behind the documents.
+    assert other.usage.cached_tokens > 0.8 * other.usage.prompt_tokens
+    streamed = list(remote.stream(chat(documents[::-1], "And what is that?"), **options))
+    assert len(streamed) > 1
+    assert "".join(piece.text for piece in streamed) == other.text
+
+
+def test_documents_in_chats_without_a_client_of_ours(server: ServerProcess) -> None:
+    """Marked parts of an OpenAI chat, as any client can send them."""
+    parts = [{"type": "text", "text": text, "minipic": {"span": True}} for text in passages()[6:10]]
+    body = {
+        "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "In short:"}]}],
+        "max_tokens": 8,
+        "temperature": 0.0,
+        "minipic": {"late": 0},
+    }
+    answers = [server.request("POST", "/chat/completions", json=body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    cold, warm = (answer.json() for answer in answers)
+    assert cold["choices"][0]["message"] == warm["choices"][0]["message"]
+    cached = warm["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached > 0.5 * warm["usage"]["prompt_tokens"]
+
+
+def test_doctor_finds_nothing_wrong(server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "minipic_backend.cli", "doctor"]
+    found = subprocess.run(
+        [*command, "--base-url", server.base_url, "--api-key", API_KEY],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(found.stdout)
+    assert found.returncode == 0, found.stdout + found.stderr

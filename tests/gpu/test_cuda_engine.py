@@ -54,7 +54,8 @@ class Rig:
                 "enforce_eager": eager,
                 "max_model_len": 4096,
                 "max_num_seqs": 16,
-                "gpu_memory_utilization": 0.2,
+                "gpu_memory_utilization": 0.1,
+                "kv_cache_memory_bytes": 2**30,
                 "max_logprobs": -1,
                 "additional_config": {CONFIG_KEY: {**MARKERS, "key_encoding": encoding}},
             }

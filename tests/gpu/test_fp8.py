@@ -42,7 +42,8 @@ class Fp8Rig(Rig):
                 "kv_cache_dtype": "fp8",
                 "max_model_len": 4096,
                 "max_num_seqs": 16,
-                "gpu_memory_utilization": 0.2,
+                "gpu_memory_utilization": 0.1,
+                "kv_cache_memory_bytes": 2**30,
                 "max_logprobs": -1,
                 "additional_config": {CONFIG_KEY: {**MARKERS}},
             }

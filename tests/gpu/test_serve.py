@@ -26,7 +26,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = ["--api-key", API_KEY, "--max-model-len", "4096", "--max-num-seqs", "16"]
-    options += ["--gpu-memory-utilization", "0.2"]
+    options += ["--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30)]
     model = str(ensure_smollm2(progress=False))
     made = ServerProcess(model, options, tmp_path_factory.mktemp("server") / "log")
     try:

@@ -41,7 +41,8 @@ class JobRig(Rig):
                 "max_model_len": 4096,
                 "max_num_seqs": 64,
                 "max_num_batched_tokens": 512,
-                "gpu_memory_utilization": 0.2,
+                "gpu_memory_utilization": 0.1,
+                "kv_cache_memory_bytes": 2**30,
                 "max_logprobs": -1,
                 "additional_config": {CONFIG_KEY: {**MARKERS, "key_encoding": encoding}},
             }

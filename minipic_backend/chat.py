@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from minipic_backend.errors import PromptError
 from minipic_backend.prompt import Message, Part, Span, Text
 
-__all__ = ["document_core", "document_parts", "join_texts", "merge_messages"]
+__all__ = ["close_texts", "document_core", "document_parts", "join_texts", "merge_messages"]
 
 # A chat template may insist that these alternate; merged, they read the same.
 _MERGED_ROLES = {"system", "user"}
@@ -65,6 +66,21 @@ def join_texts(parts: Iterable[Part]) -> list[Part]:
                 continue
             if result and isinstance(result[-1], Text):
                 part = Text(result.pop().text + part.text)
+        result.append(part)
+    return result
+
+
+def close_texts(parts: Iterable[Part]) -> list[Part]:
+    """`join_texts`, where a text in front of a document ends in a blank line, or is left out where
+    it is blank: white space there may be a document's own, and must not change what precedes it."""
+    joined = join_texts(parts)
+    result: list[Part] = []
+    for part, behind in zip_longest(joined, joined[1:]):
+        if isinstance(part, Text) and isinstance(behind, Span):
+            text = part.text.rstrip()
+            if not text:
+                continue
+            part = Text(f"{text}\n\n")
         result.append(part)
     return result
 

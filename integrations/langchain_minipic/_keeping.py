@@ -185,14 +185,16 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
 
     def _blocks(self, pieces: _Pieces) -> list[dict[str, Any]]:
         """Text and marked blocks. Whitespace joins the block before it: some models refuse
-        blocks of nothing else."""
+        blocks of nothing else. In front of all, it joins the first, but does not indent it: a
+        document reads the same in every place."""
         blocks: list[dict[str, Any]] = []
         lead = ""
 
         def add(block: dict[str, Any]) -> None:
             nonlocal lead
             if block["text"].strip():
-                blocks.append({**block, "text": lead + block["text"]})
+                front = lead[: lead.rfind("\n") + 1] if "extras" in block else lead
+                blocks.append({**block, "text": front + block["text"]})
                 lead = ""
             elif blocks:
                 blocks[-1]["text"] += block["text"]

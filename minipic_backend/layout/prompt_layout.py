@@ -12,7 +12,8 @@
   has the same tokens wherever it stands. Even an empty one is a span.
 - Text behind documents is a dependent segment. White space between documents, and what leads a
   text behind one, is dropped: a document ends in a blank line of its own. Text in front of a
-  document, or of the primer, that ends inside a line is ended with a blank line.
+  document ends in a blank line too, whatever white space it came with, and so does a line of the
+  chat template's that the primer would go on with.
 - A prompt that ends in a document gets the dependent segment [PDep newline].
 - Late documents, the best-ranked of the last run of documents, go in front of the text behind that
   run, the best one last. If all are late, the prefix (and primer) and the dependent segment remain.

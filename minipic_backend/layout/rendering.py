@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from minipic_backend.chat import close_texts
 from minipic_backend.errors import PromptError, shown
 from minipic_backend.layout.tokenizer import Tokenizer, tokenizer_name
 from minipic_backend.layout.tokens import TextEncoder, any_of
@@ -126,7 +127,7 @@ class Renderer:
     def _hide_parts(self, parts: Iterable[Part], hidden: _Hidden) -> str:
         return "".join(
             hidden.add(part) if isinstance(part, Span) else self._hide_text(part.text, hidden)
-            for part in parts
+            for part in close_texts(parts)
         )
 
     def _hide(self, value: Any, hidden: _Hidden) -> Any:

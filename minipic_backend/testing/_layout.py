@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
+from minipic_backend.chat import close_texts, document_core
 from minipic_backend.choices import check_warmable
 from minipic_backend.config import (
     TECHNIQUE_SETTINGS,
@@ -164,7 +165,8 @@ def _lay_out(
 def _span(
     text: str, label: str | None, block_size: int, frame: str | None, salt: str | None
 ) -> FakeSegment:
-    """A span behind `frame` (the text of the prefix, or None)."""
+    """A span behind `frame` (the text of the prefix, or None), whatever blank lines it came in."""
+    text = document_core(text)
     key = ("span", salt, frame, text)
     return _padded("span", label or "document", text, block_size, key)
 
@@ -175,12 +177,12 @@ def _padded(kind: str, label: str, text: str, block_size: int, key: Hashable) ->
 
 
 def _pieces(prompt: Prompt) -> Iterator[Text | Span]:
-    yield from prompt.parts
+    yield from close_texts(prompt.parts)
     if prompt.tools:
         yield Text(f"<tools>{list(prompt.tools)}\n")
     for message in prompt.messages:
         yield Text(f"<{message.role}>\n")
-        yield from message.parts
+        yield from close_texts(message.parts)
         yield Text(f"{message.extra}\n" if message.extra else "\n")
     if prompt.is_chat and prompt.add_generation_prompt:
         yield Text("<assistant>\n")

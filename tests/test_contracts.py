@@ -53,6 +53,7 @@ CALLABLES: dict[str, list[str] | None] = {
     "entrypoints.cli.serve.ServeSubcommand.subparser_init": ["self", "subparsers"],
     "logger.configure_logging_from_args": ["args"],
     "utils.argparse_utils.FlexibleArgumentParser": None,
+    "distributed.kv_transfer.has_kv_transfer_group": [],
     "v1.engine.core.get_request_block_hasher": ["hash_block_size", "caching_hash_fn"],
     "v1.attention.backends.registry.register_backend": ["backend", "class_path", "is_mamba"],
     "v1.attention.selector._cached_get_attn_backend.cache_clear": None,
@@ -442,7 +443,8 @@ def test_driver_takes_the_hasher_back(monkeypatch: pytest.MonkeyPatch) -> None:
         seams.replace_next_block_hasher(lambda *args: "ours")
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(EngineArgs, "create_engine_config", lambda self: None)
+    config = SimpleNamespace(kv_transfer_config=None)
+    monkeypatch.setattr(EngineArgs, "create_engine_config", lambda self: config)
     monkeypatch.setattr(Executor, "get_class", lambda config: None)
     monkeypatch.setattr(llm_engine, "LLMEngine", start)
     stock = core.get_request_block_hasher

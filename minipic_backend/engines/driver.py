@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from minipic_backend.config import CONFIG_KEY
 from minipic_backend.errors import (
+    ConfigurationError,
     EngineClosedError,
     EngineError,
     EngineStartError,
@@ -308,6 +309,12 @@ class EngineDriver:
         mode = _environment("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(separate)))
         with _start_lock, mode, seams.modules_with_odd_objects():
             config = EngineArgs(**engine_args).create_engine_config()
+            if config.kv_transfer_config is not None and not separate and seams.has_kv_connector():
+                raise ConfigurationError(
+                    "An engine of this process offloads its cache already, and vLLM can have one "
+                    "such engine in a process: close it first, or start this one in "
+                    'a process of its own (process="separate")'
+                )
             try:
                 llm = LLMEngine(
                     vllm_config=config,

@@ -187,6 +187,14 @@ def none_hash() -> bytes:
     return bytes(kv_cache_utils.NONE_HASH)
 
 
+def has_kv_connector() -> bool:
+    """Whether an engine of this process offloads its cache: vLLM keeps one connector a process, so
+    that a second engine would write into the first one's cache."""
+    from vllm.distributed.kv_transfer import has_kv_transfer_group
+
+    return bool(has_kv_transfer_group())
+
+
 def scheduler_here(llm: Any) -> Any | None:
     """The scheduler behind an `LLMEngine`; None where the engine core has a process of its own."""
     core = getattr(llm.engine_core, "engine_core", None)

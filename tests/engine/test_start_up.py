@@ -39,6 +39,17 @@ def test_options_that_exclude_spans(model: str, options: dict[str, Any], words: 
         Engine(model, max_model_len=512, kv_cache_gib=0.05, **options)
 
 
+def test_a_second_engine_that_offloads_its_cache(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM would hand it the first one's connector, and with it the first one's cache."""
+    from vllm.distributed.kv_transfer import kv_transfer_state
+
+    monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", object())
+    with pytest.raises(ConfigurationError, match="offloads its cache already"):
+        Engine(model, max_model_len=512, kv_cache_gib=0.05, kv_offloading_size=0.1)
+
+
 @pytest.mark.parametrize(
     ("parts", "words"),
     [

@@ -3,13 +3,15 @@
 bf16 weights and keys on both sides of each comparison of runs; the reference is float32 on the
 GPU. Tolerances: an ordinary prompt's KL from the reference is about 1e-3 (bf16 has 8 bits of
 mantissa, 30 layers), a wrong position or mask gives 1e-1 and more. 1e-2 lies between. Two runs of
-the engine that differ in kernels only agree to 5e-3.
+the engine that differ in kernels only agree to 5e-3 in the mean over several prompts; one prompt
+by itself may show the noise of both, up to 7e-3 where nothing is fused (measured, eager).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ SIZE = 16
 MARKERS = {"ssep": 3, "pdep": 4, "pad": 5}
 REFERENCE_KL = 1e-2
 RUNS_KL = 5e-3
+ORDERS = ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2], [2, 4, 0, 3])
 VARIANTS = [
     ("span_local", False),
     ("unrotated", False),
@@ -100,6 +103,18 @@ class Rig:
     def run(self, ids: Sequence[int], options: SpanOptions | None, count: int = 1) -> Any:
         return self.read(self.submit(ids, options, count))
 
+    def run_in_chunks(self, ids: Sequence[int], options: SpanOptions, size: int) -> Any:
+        """Log-probabilities behind a prompt that is computed from nothing, `size` tokens a step."""
+        self.reset()
+        before = self.scheduler.max_num_scheduled_tokens
+        self.scheduler.max_num_scheduled_tokens = size
+        try:
+            _, row, cached = self.run(ids, options)
+        finally:
+            self.scheduler.max_num_scheduled_tokens = before
+        assert cached == 0
+        return row
+
     def reset(self) -> None:
         assert self.driver.call(lambda llm: llm.reset_prefix_cache())
 
@@ -161,20 +176,28 @@ def kl(want: Any, got: Any) -> float:
     return float((want.exp() * (want - got)).sum())
 
 
+def mean_kl(want: Sequence[Any], got: Sequence[Any]) -> float:
+    """Over prompts; each list has one row of log-probabilities a prompt."""
+    return mean(map(kl, want, got))
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: f"{o.frame}-{o.offsets}")
 def test_cold_and_warm_equal_the_reference(rig: Rig, reference: Reference, options: Any) -> None:
-    rig.reset()
-    ids = prompt(rig, range(5))
-    table = parse_segments(ids, rig.config, options)
-    want = reference.logits(ids, table)[-1].double().log_softmax(-1)
-    _, cold, cached = rig.run(ids, options)
-    assert cached == 0
-    _, warm, cached = rig.run(ids, options)
-    assert cached == len(ids) // SIZE * SIZE
-    print(f"KL cold {kl(want, cold):.2e} warm {kl(want, warm):.2e} runs {kl(cold, warm):.2e}")
-    assert kl(want, cold) < REFERENCE_KL
-    assert kl(want, warm) < REFERENCE_KL
-    assert kl(cold, warm) < RUNS_KL
+    runs: dict[str, list[Any]] = {"want": [], "cold": [], "warm": []}
+    for order in ORDERS:
+        rig.reset()
+        ids = prompt(rig, order)
+        table = parse_segments(ids, rig.config, options)
+        runs["want"].append(reference.logits(ids, table)[-1].double().log_softmax(-1))
+        _, cold, cached = rig.run(ids, options)
+        assert cached == 0
+        _, warm, cached = rig.run(ids, options)
+        assert cached == len(ids) // SIZE * SIZE
+        runs["cold"].append(cold)
+        runs["warm"].append(warm)
+        print(f"KL cold {kl(runs['want'][-1], cold):.2e} runs {kl(cold, warm):.2e}")
+        assert max(kl(runs["want"][-1], one) for one in (cold, warm)) < REFERENCE_KL
+    assert mean_kl(runs["cold"], runs["warm"]) < RUNS_KL
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
@@ -183,24 +206,25 @@ def test_patches_equal_the_reference(
     rig: Rig, reference: Reference, options: Any, num_blocks: int
 ) -> None:
     """Cold, warm, in chunks, and decoded behind, through graphs where there are any."""
-    ids, options = patched(rig, range(5), options, num_blocks)
-    table = parse_segments(ids, rig.config, options)
-    want = reference.logits(ids, table)[-1].double().log_softmax(-1)
-    rig.reset()
-    _, cold, cached = rig.run(ids, options)
-    assert cached == 0
-    _, warm, cached = rig.run(ids, options)
-    assert cached == len(ids) // SIZE * SIZE
-    rig.reset()
-    before = rig.scheduler.max_num_scheduled_tokens
-    rig.scheduler.max_num_scheduled_tokens = 57
-    try:
-        _, chunked, _ = rig.run(ids, options)
-    finally:
-        rig.scheduler.max_num_scheduled_tokens = before
-    print(f"KL cold {kl(want, cold):.2e} warm {kl(want, warm):.2e} chunked {kl(want, chunked):.2e}")
-    assert max(kl(want, one) for one in (cold, warm, chunked)) < REFERENCE_KL
-    assert max(kl(cold, one) for one in (warm, chunked)) < RUNS_KL
+    runs: dict[str, list[Any]] = {"cold": [], "warm": [], "chunked": []}
+    for order in ORDERS:
+        ids, patches = patched(rig, order, options, num_blocks)
+        table = parse_segments(ids, rig.config, patches)
+        want = reference.logits(ids, table)[-1].double().log_softmax(-1)
+        rig.reset()
+        _, cold, cached = rig.run(ids, patches)
+        assert cached == 0
+        _, warm, cached = rig.run(ids, patches)
+        assert cached == len(ids) // SIZE * SIZE
+        chunked = rig.run_in_chunks(ids, patches, 57)
+        for name, one in zip(runs, (cold, warm, chunked), strict=True):
+            runs[name].append(one)
+        far = [kl(want, one) for one in (cold, warm, chunked)]
+        print("KL cold, warm, chunked", [f"{value:.2e}" for value in far])
+        assert max(far) < REFERENCE_KL
+    assert mean_kl(runs["cold"], runs["warm"]) < RUNS_KL
+    assert mean_kl(runs["cold"], runs["chunked"]) < RUNS_KL
+    options = patches
     tokens, _, _ = rig.run(ids, options, 16)
     whole = [*ids, *tokens]
     rows = reference.logits(whole, parse_segments(whole, rig.config, options))
@@ -218,32 +242,31 @@ def test_ordinary_prompt_equals_the_reference(rig: Rig, reference: Reference) ->
 
 
 def test_permuted_documents_are_hits_and_equal_cold(rig: Rig) -> None:
-    rig.reset()
-    rig.run(prompt(rig, range(5)), SpanOptions())
-    ids = prompt(rig, [3, 1, 4, 0, 2])
-    _, warm, cached = rig.run(ids, SpanOptions())
-    # All but the dependent text behind the documents, and what follows it.
-    assert cached > 0.6 * len(ids)
-    rig.reset()
-    _, cold, cached = rig.run(ids, SpanOptions())
-    assert cached == 0
-    assert kl(cold, warm) < RUNS_KL
+    warm, cold = [], []
+    for order in ORDERS[1:]:
+        rig.reset()
+        rig.run(prompt(rig, range(5)), SpanOptions())
+        ids = prompt(rig, order)
+        _, found, cached = rig.run(ids, SpanOptions())
+        warm.append(found)
+        # All but the dependent text behind the documents, and what follows it.
+        assert cached > 0.6 * len(ids)
+        rig.reset()
+        _, found, cached = rig.run(ids, SpanOptions())
+        cold.append(found)
+        assert cached == 0
+    assert mean_kl(cold, warm) < RUNS_KL
 
 
 @pytest.mark.parametrize("chunk", [17, 64, 100])
 def test_chunked_equals_whole(rig: Rig, chunk: int) -> None:
-    ids = prompt(rig, range(5))
-    rig.reset()
-    _, whole, _ = rig.run(ids, SpanOptions())
-    rig.reset()
-    before = rig.scheduler.max_num_scheduled_tokens
-    rig.scheduler.max_num_scheduled_tokens = chunk
-    try:
-        _, chunked, cached = rig.run(ids, SpanOptions())
-    finally:
-        rig.scheduler.max_num_scheduled_tokens = before
-    assert cached == 0
-    assert kl(whole, chunked) < RUNS_KL
+    whole, chunked = [], []
+    for order in ORDERS:
+        ids = prompt(rig, order)
+        rig.reset()
+        whole.append(rig.run(ids, SpanOptions())[1])
+        chunked.append(rig.run_in_chunks(ids, SpanOptions(), chunk))
+    assert mean_kl(whole, chunked) < RUNS_KL
 
 
 def test_mixed_batch_equals_alone(rig: Rig) -> None:
@@ -258,8 +281,7 @@ def test_mixed_batch_equals_alone(rig: Rig) -> None:
     handles = [rig.submit(i, SpanOptions()) for i in ids] + [rig.submit(plain, None)]
     together = [rig.read(handle)[1] for handle in handles]
     rig.read(busy)
-    for one, other in zip(alone, together, strict=True):
-        assert kl(one, other) < RUNS_KL
+    assert mean_kl(alone, together) < RUNS_KL
 
 
 def test_decode_follows_the_reference(rig: Rig, reference: Reference) -> None:

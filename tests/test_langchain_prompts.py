@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import operator
+from collections import OrderedDict, UserList, UserString, deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.load import dumpd, load
@@ -161,6 +164,89 @@ def test_bad_documents_are_refused() -> None:
         make("f-string", document_separator="\n---\n")
 
 
+class Hashable(Document):
+    """LangChain's own cannot be in a set, nor keys of a dict."""
+
+    def __hash__(self) -> int:
+        return hash(self.page_content)
+
+
+class Column:
+    """A collection that is no sequence, as tables have them."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
+
+HASHABLE = [Hashable(document.page_content, id=document.id) for document in DOCUMENTS]
+COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "deque": deque,
+    "user list": UserList,
+    "values": lambda items: dict(enumerate(items)).values(),
+    "keys": lambda items: dict.fromkeys(items).keys(),
+    "mapping view": lambda items: OrderedDict(enumerate(items)).values(),
+    "array": lambda items: np.array([*items, None], dtype=object)[:-1],
+    "column": lambda items: Column(items),
+}
+
+
+@pytest.mark.parametrize("collect", COLLECTIONS.values(), ids=COLLECTIONS)
+@pytest.mark.parametrize("template", ["f-string", "mustache"])
+def test_any_collection_of_documents_is_one(template: str, collect: Any) -> None:
+    """In the order in which it gives them, with scores and without, to mustache's loops too."""
+    prompt = make(template)
+    expected = both_ways(prompt, {"context": HASHABLE, "question": "x"})
+    assert both_ways(prompt, {"context": collect(HASHABLE), "question": "x"}) == expected
+    if collect is not COLLECTIONS["array"]:
+        scored = collect([(document, 0.5) for document in HASHABLE])
+        assert both_ways(prompt, {"context": scored, "question": "x"}) == expected
+        with pytest.raises(PromptError, match="Element 3"):
+            prompt.invoke({"context": collect([*HASHABLE, "text"]), "question": "x"})
+    loop = SpanPromptTemplate.from_messages([("human", "{{#x}}{{page_content}}{{/x}}")], "mustache")
+    assert both_ways(loop, {"x": collect(HASHABLE)}) == both_ways(loop, {"x": HASHABLE})
+
+
+@pytest.mark.parametrize("collect", [set, frozenset])
+def test_documents_without_an_order_are_refused(collect: Any) -> None:
+    for documents in (HASHABLE, HASHABLE[:1], [*HASHABLE, "text"]):
+        with pytest.raises(PromptError, match=f"A {collect.__name__} of documents has no order"):
+            make("f-string").invoke({"context": collect(documents), "question": "x"})
+
+
+@pytest.mark.parametrize("name", ["deque", "user list", "values", "keys", "tuple"])
+def test_empty_collections_are_empty_lists(name: str) -> None:
+    values = {"context": COLLECTIONS[name]([]), "question": "x"}
+    with pytest.raises(PromptError, match="empty"):
+        make("f-string").invoke(values)
+    allowed = make("f-string", allow_empty=True).invoke(values)
+    assert allowed.to_messages()[1].text == "\n\nQuestion: x"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text", b"text", bytearray(b"text"), range(3), range(10**12), UserString("text"), 3, 0.5,
+        {"a", "b"}, frozenset(), ["a"], deque(["a"]), {"a": 1}.values(), {"a": 1}.items(),
+        np.zeros(3), np.float32(3), np.array(3), Column([1, 2]), {"a": 1}, set(),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_document_is_printed_as_ever(value: Any) -> None:
+    plain = ChatPromptTemplate.from_messages(F_STRING)
+    values = {"context": value, "question": "x"}
+    assert both_ways(make("f-string"), values) == plain.invoke(values).to_messages()
+
+
 LIKE_A_DOCUMENT = {"page_content": "A text.", "metadata": {"n": 1}}
 
 
@@ -170,6 +256,8 @@ LIKE_A_DOCUMENT = {"page_content": "A text.", "metadata": {"n": 1}}
         (None, "None"),
         (LIKE_A_DOCUMENT, "not a dict"),
         ([LIKE_A_DOCUMENT], "not a list of dicts"),
+        (deque([LIKE_A_DOCUMENT]), "not a list of dicts"),
+        ({1: LIKE_A_DOCUMENT}.values(), "not a list of dicts"),
         ((document for document in DOCUMENTS), "not as a generator"),
         (iter(DOCUMENTS), "list_iterator"),
     ],

@@ -24,6 +24,7 @@ from langchain_minipic.documents import (
     Unranked,
     document_name,
     find_documents,
+    listed,
     marked_documents,
     read_document,
 )
@@ -342,7 +343,6 @@ def _unless_mistaken(value: Any) -> Any:
     if isinstance(value, Iterator | AsyncIterator | Coroutine):
         kind = type(value).__name__
         return _Refused(PromptError(f"Documents are given as a list, not as a {kind}"))
-    dicts = isinstance(value, list | tuple) and any(
-        isinstance(item, Mapping) and _CONTENT in item for item in value
-    )
-    return _RefusedList(value) if dicts else value
+    items = listed(value) or ()
+    dicts = any(isinstance(item, Mapping) and _CONTENT in item for item in items)
+    return _RefusedList(items) if dicts else value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import UserString
+from collections.abc import Collection, Iterable, Mapping, MappingView, Sequence, Set
+from contextlib import suppress
 from typing import Any, NamedTuple, SupportsFloat
 
 from langchain_core.documents import Document
@@ -22,9 +24,13 @@ __all__ = [
     "each_document",
     "example_documents",
     "find_documents",
+    "listed",
     "marked_documents",
     "read_document",
 ]
+
+# Sequences, of what are no documents.
+_OTHERS = str | bytes | bytearray | memoryview | range | UserString
 
 DocumentLike = Document | str | tuple[Document, float]
 
@@ -42,28 +48,49 @@ class DocumentText(NamedTuple):
 
 
 def find_documents(value: Any) -> list[Document] | None:
-    """The documents that `value` is: one, or a list of them, with or without scores.
+    """The documents that `value` is: one, or a collection of them, with or without scores.
 
     None where `value` is something else; an empty list counts as a list of no documents.
 
     Raises:
-        PromptError: a list with documents and other things in it.
+        PromptError: a list with documents and other things in it, or documents without an order.
     """
     if (document := _one(value)) is not None:
         return [document]
-    if not isinstance(value, list | tuple):
+    if (items := listed(value)) is None:
         return None
-    found = [_one(item) for item in value]
+    found = [_one(item) for item in items]
     documents = [document for document in found if document is not None]
+    unordered = isinstance(value, Set) and not isinstance(value, MappingView | Sequence)
+    if not documents:
+        return None if found or unordered else documents
+    if unordered:
+        raise PromptError(
+            f"A {type(value).__name__} of documents has no order: give a list, the best first, or "
+            "Unranked([...])"
+        )
     if len(documents) == len(found):
         return documents
-    if not documents:
-        return None
     place = found.index(None)
     raise PromptError(
         f"Element {place} of a list of documents is not a Document but "
-        f"{type(value[place]).__name__}: {shown(value[place])}"
+        f"{type(items[place]).__name__}: {shown(items[place])}"
     )
+
+
+def listed(value: Any) -> Sequence[Any] | None:
+    """What a collection that may hold documents has in it: a list, a deque, a dict's values, an
+    array. None where `value` is none, or is used up by looking into it."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, Mapping | _OTHERS) or not isinstance(value, Collection):
+        return None
+    if isinstance(value, Sequence | Set | MappingView):
+        return list(value)
+    with suppress(TypeError):  # an array without a dimension, say
+        if _one(next(iter(value), None)) is not None:
+            return list(value)
+    return None
 
 
 def read_document(

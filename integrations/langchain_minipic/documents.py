@@ -85,11 +85,12 @@ def listed(value: Any) -> Sequence[Any] | None:
         return value
     if isinstance(value, Mapping | _OTHERS) or not isinstance(value, Collection):
         return None
+    items: Collection[Any] = value
     if isinstance(value, Sequence | Set | MappingView):
-        return list(value)
+        return list(items)
     with suppress(TypeError):  # an array without a dimension, say
-        if _one(next(iter(value), None)) is not None:
-            return list(value)
+        if _one(next(iter(items), None)) is not None:
+            return list(items)
     return None
 
 

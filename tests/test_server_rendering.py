@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from pydantic import BaseModel
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.registry import renderer_from_config
@@ -232,6 +236,64 @@ async def test_a_refusal_can_be_sent_whatever_it_speaks_of(renderer: Any, value:
         with pytest.raises((PromptError, ConfigurationError)) as caught:
             await ids_of(renderer, request)
         assert len(str(caught.value).encode()) < 1000
+
+
+REQUESTS: dict[Any, dict[str, Any]] = {
+    ChatCompletionRequest: {"messages": [{"role": "user", "content": [QUESTION]}]},
+    CompletionRequest: {"prompt": [10, 11]},
+    ResponsesRequest: {"input": "x"},
+    GenerateRequest: {"token_ids": [10, 11], "sampling_params": {}},
+}
+# Each with options that take it, on routes that have them.
+UNSENDABLE: dict[str, tuple[Any, set[str]]] = {
+    "number": (2**64, {"top_k"}),
+    "negative number": (-(2**63) - 1, {"top_k"}),
+    "list": ([2**64], {"stop_token_ids"}),
+    "object": ({"a": [{"b": 2**70}]}, {"kv_transfer_params", "chat_template_kwargs"}),
+    "schema": ({"json": {"const": 2**64}}, {"structured_outputs"}),
+    "lone surrogate": ("\ud800", {"session_id", "request_id"}),
+    "object of texts": ({"a": "\ud800"}, {"kv_transfer_params", "chat_template_kwargs"}),
+    "deep": ({"a": _DEEP}, {"kv_transfer_params", "chat_template_kwargs"}),
+}
+
+
+def is_sendable(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    if isinstance(value, str):
+        return value.isprintable()
+    if isinstance(value, BaseModel) or is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    inside = value if isinstance(value, list) else ()
+    return depth < 200 and all(is_sendable(one, depth + 1) for one in inside)
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize(("value", "surely"), UNSENDABLE.values(), ids=UNSENDABLE)
+async def test_options_that_cannot_be_sent_are_refused_before_a_stream_begins(
+    renderer: Any, kind: Any, value: Any, surely: set[str]
+) -> None:
+    """vLLM fails at them behind the status of a stream, or breaks it off. With a parser of
+    reasoning it sends variables of a chat template too."""
+    refused = set()
+    for name in set(kind.model_fields) - {"model", "tools", *REQUESTS[kind]}:
+        try:
+            request = kind(**{"model": "m", **REQUESTS[kind], name: value})
+        except Exception:  # refused by vLLM itself, in one way or other
+            continue
+        if is_sendable(getattr(request, name)):  # read as something else
+            continue
+        with pytest.raises(PromptError, match=f"The request's {name} ") as caught:
+            await (
+                renderer.preprocess_chat(request, [], None, "auto", {})
+                if kind in (ChatCompletionRequest, ResponsesRequest)
+                else renderer.preprocess_completion(request, [10, 11], None)
+            )
+        assert len(str(caught.value)) < 200
+        refused.add(name)
+    assert surely & set(kind.model_fields) <= refused
 
 
 async def test_a_chat_that_is_nested_too_deeply(renderer: Any) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 from vllm.exceptions import VLLMValidationError
 
 from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.errors import MiniPICError, PromptError, shown
 
-__all__ = ["RequestRefused", "check_request", "refuse_depth"]
+__all__ = ["RequestRefused", "check_request", "refuse_depth", "refuse_unsendable"]
 
 _TOO_DEEP = "An option of the request is nested too deeply"
 
@@ -73,16 +74,37 @@ def _check(request: Any, config: SpanConfig, max_model_len: int) -> None:
 
 
 def _check_sendable(request: Any) -> None:
-    """vLLM sends requests to the engine's process as msgpack, and fails at what that cannot say.
-    An engine in this process could be given more, but takes the same."""
-    given = (request.request_id, request.cache_salt, request.priority, request.sampling_params)
+    given = [
+        getattr(request, name, None)
+        for name in (
+            "request_id", "cache_salt", "priority", "sampling_params", "data_parallel_rank",
+            "session_id", "trace_headers", "kv_hints",
+        )
+    ]  # fmt: skip
+    refuse_unsendable(given, "An option of the request")
+
+
+def refuse_unsendable(value: Any, name: str) -> None:
+    """Refuses what vLLM could not send to the engine's process, which it does as msgpack. An engine
+    in this process could be given more, but takes the same.
+
+    Args:
+        value: anything that JSON can say, vLLM's own objects, pydantic's models.
+        name: of the value, for the error.
+
+    Raises:
+        PromptError: an integer beyond 64 bits, text that is no valid Unicode, or deep nesting.
+    """
     try:
-        msgspec.msgpack.encode(given, enc_hook=lambda _: None)
+        msgspec.msgpack.encode(value, enc_hook=_as_dict)
     except UnicodeEncodeError as error:
-        raise PromptError(f"An option of the request is no valid Unicode: {error}") from error
+        raise PromptError(f"{name} is no valid Unicode: {error}") from error
     except OverflowError as error:
-        raise PromptError(
-            f"An option of the request holds a number that is too large: {error}"
-        ) from error
+        raise PromptError(f"{name} holds a number that is too large: {error}") from error
     except RecursionError as error:
-        raise PromptError(_TOO_DEEP) from error
+        raise PromptError(f"{name} is nested too deeply") from error
+
+
+def _as_dict(value: Any) -> Any:
+    """What a pydantic model holds; nothing of other objects."""
+    return dict(value) if isinstance(value, BaseModel) else None

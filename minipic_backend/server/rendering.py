@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from minipic_backend.choices import choose_layout
@@ -26,6 +27,7 @@ from minipic_backend.errors import (
 from minipic_backend.json_messages import MARK, has_marks, read_messages
 from minipic_backend.layout.prompt_layout import LaidOutPrompt, Layout
 from minipic_backend.plugin.hasher import prompt_segments
+from minipic_backend.plugin.requests import refuse_unsendable
 from minipic_backend.prompt import Prompt
 from minipic_backend.server.routes import Facts
 
@@ -35,6 +37,9 @@ _READY_IDS = "prompt_token_ids"
 
 # Options of a chat, and what switches them off, that vLLM ignores or breaks with ready token ids.
 _ONLY_RENDERED = {"echo": False, "use_beam_search": False, "truncate_prompt_tokens": None}
+
+# What a request asks about; all else of it are options.
+_PROMPTS = {"input", "messages", "prompt", "token_ids", "tools"}
 
 # Arguments of transformers' `apply_chat_template` that are not the template's to choose.
 _NOT_TEMPLATE = {
@@ -188,6 +193,7 @@ class _SpanOnlineRenderer(OnlineRenderer):
                 skip_mm_cache=skip_mm_cache,
             )
 
+        _check_options(request)
         kept = dict(getattr(request, "kv_transfer_params", None) or {})
         ready_ids = kept.pop(_READY_IDS, None)
         if not has_marks(messages):
@@ -234,6 +240,7 @@ class _SpanOnlineRenderer(OnlineRenderer):
         *,
         skip_mm_cache: bool = False,
     ) -> Any:
+        _check_options(request)
         inputs = await OnlineRenderer.preprocess_completion(
             self, request, prompt_input, prompt_embeds, skip_mm_cache=skip_mm_cache
         )
@@ -256,6 +263,15 @@ def take_over(online_renderer: Any, spans: SpanRenderer) -> None:
     """Makes a running server's renderer one of ours; all of vLLM's handlers share it."""
     online_renderer.__class__ = _SpanOnlineRenderer
     online_renderer.minipic = spans
+
+
+def _check_options(request: Any) -> None:
+    """Refuses options that no engine can be sent. vLLM would fail at them later: as a failure of
+    the server, or, in a stream, behind a status that says that all is well."""
+    if isinstance(request, BaseModel):
+        for name, value in request:
+            if name not in _PROMPTS and name in type(request).model_fields:
+                refuse_unsendable(value, f"The request's {name}")
 
 
 def _check_laid_out(request: Any) -> None:

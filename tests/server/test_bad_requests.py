@@ -168,6 +168,19 @@ def test_options_that_do_not_go_with_what_is_laid_out(say: Any, text: str) -> No
         refused(say({**TEXT, "text": text, **mark}, TEXT, **option), *option)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_numbers_that_no_engine_can_be_sent(server: ServerProcess, stream: bool) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    for path, body in [
+        ("/chat/completions", chat),
+        ("/messages", chat),
+        ("/responses", {"input": "x"}),
+    ]:
+        for option in ({"chat_template_kwargs": {"x": [2**64]}}, {"top_k": -(2**64)}):
+            body = {"model": HUB_NAME, "stream": stream, **body, **option}
+            refused(server.request("POST", path, json=body), *option, "too large")
+
+
 # ---- marks ----------------------------------------------------------------------------------
 
 

@@ -146,13 +146,7 @@ def test_cold_warm_chunked_and_mixed_equal_the_reference(
     _, warm, cached = rig.run(ids, options)
     size = rig.case.block_size
     assert cached == (len(ids) - 1) // size * size
-    rig.reset()
-    before = rig.scheduler.max_num_scheduled_tokens
-    rig.scheduler.max_num_scheduled_tokens = 57
-    try:
-        _, chunked, _ = rig.run(ids, options)
-    finally:
-        rig.scheduler.max_num_scheduled_tokens = before
+    chunked = rig.run_in_chunks(ids, options, 57)
     rig.reset()
     busy = rig.submit(others[0], options, 40)
     handles = [rig.submit(ids, options), rig.submit(others[1], options), rig.submit(plain, None)]

@@ -256,7 +256,7 @@ SOURCE_HOLDS: dict[str, list[str]] = {
     ],
     "v1.core.sched.utils.check_stop": ["request.num_output_tokens >= request.max_tokens"],
     "v1.engine.core.EngineCore.add_request": ["if request.abort_immediately:"],
-    # Requests are made, and their spans hashed, on the one thread that takes them in.
+    # Requests are made on a thread that takes them in, and read and hashed on the scheduler's.
     "v1.engine.core.EngineCoreProc.process_input_sockets": ["self.preprocess_add_request(req)"],
     # Ready ids of a chat are taken unless it is to be echoed or holds more than text.
     "renderers.online_renderer._reused_prompt_token_ids": [

@@ -341,6 +341,21 @@ def test_a_known_span_gives_the_hashes_of_a_new_one() -> None:
                         assert replace(fresh, known=known).hashes() == fresh.hashes()
 
 
+def test_known_spans_and_prefixes_cost_no_hashes() -> None:
+    known, calls = SpanHashes(), []
+
+    def counting(value: Any) -> bytes:
+        calls.append(value)
+        return digest(value)
+
+    body = (*range(20, 20 + 5 * SIZE), SSEP, *range(50, 50 + 4 * SIZE - 1), PDEP)
+    for question in ((60, 61), (70, 71)):
+        calls.clear()
+        asked = Asked((*body, *question), known=known)
+        asked.chain(counting).extend([], asked.tokens, asked.extra_keys)
+    assert len(calls) < 8
+
+
 def test_known_spans_are_bounded_by_their_tokens() -> None:
     known = SpanHashes(max_tokens=10)
     for name, size in (("a", 4), ("b", 4), ("c", 4)):

@@ -24,7 +24,10 @@ __all__ = ["SpanBlockHasher", "prompt_segments", "request_segments", "worker_seg
 class SpanBlockHasher:
     """Called by vLLM's `Request` at its start and whenever tokens are appended.
 
-    An ordinary prompt gets what `stock` gives, to the byte.
+    An ordinary prompt gets what `stock` gives, to the byte. One with markers gets nothing at its
+    start: vLLM makes requests on a thread that shares the interpreter with the one that launches
+    kernels, and a burst of prompts would keep these waiting. The scheduler, on the latter, has the
+    prompt read when the request is added, and hashed when its turn comes.
     """
 
     def __init__(
@@ -48,8 +51,9 @@ class SpanBlockHasher:
     def __call__(self, request: Any) -> list[Any]:
         chain = getattr(request, "minipic_chain", None)
         if chain is None:
-            chain = self._first_call(request)
-            request.minipic_chain = chain
+            if self._may_have_spans(request):
+                return []
+            chain = request.minipic_chain = False
         if chain is False:
             return self._stock(request)
 
@@ -63,7 +67,33 @@ class SpanBlockHasher:
         assert isinstance(chain, SpanHashChain)
         return chain.extend(request.block_hashes, request.all_token_ids, extra_keys)
 
-    def _first_call(self, request: Any) -> SpanHashChain | bool:
+    def read(self, request: Any) -> SegmentTable | None:
+        """Reads a request's prompt, once: its segments, None where it is an ordinary one.
+
+        Raises:
+            MiniPICError: as `prompt_segments`.
+        """
+        chain = getattr(request, "minipic_chain", None)
+        if chain is None:
+            chain = request.minipic_chain = self._chain(request)
+        return chain.table if isinstance(chain, SpanHashChain) else None
+
+    @staticmethod
+    def hash_prompt(request: Any) -> None:
+        """Gives a request that was read the hashes of its prompt, where it has none yet."""
+        if not request.block_hashes and getattr(request, "minipic_chain", None) is not None:
+            request.update_block_hashes()
+
+    def _may_have_spans(self, request: Any) -> bool:
+        prompt = request.prompt_token_ids
+        if prompt is None:
+            return False
+        if self._config.ssep in prompt or self._config.pdep in prompt:
+            return True
+        # Options that are wrong without spans are refused where a prompt is read.
+        return CONFIG_KEY in (getattr(request.sampling_params, "extra_args", None) or ())
+
+    def _chain(self, request: Any) -> SpanHashChain | bool:
         """The request's chain of hashes, or False where its prompt is an ordinary one."""
         prompt = request.prompt_token_ids
         if prompt is None:

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.errors import ConfigurationError, MiniPICError
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.enable import check_config
 from minipic_backend.plugin.hasher import SpanBlockHasher
@@ -32,11 +32,20 @@ class SpanHashing(Scheduler):
     def add_request(self, request: Request) -> None:
         if self.span_hasher is None or request._block_hasher is not self.span_hasher:
             raise ConfigurationError("The span block hasher is not in place")
-        if request.resumable and request.minipic_chain:
-            # Its prompt would grow behind the segments that were read. Never scheduled.
+        try:
+            table = self.span_hasher.read(request)
+        except MiniPICError:
+            # vLLM's front end, which would have refused it, never saw it. Never scheduled.
+            request.minipic_chain = False
             request.abort_immediately = True
-        if request.minipic_chain:
-            self._keep_in_context(request, request.minipic_chain.table)
+            table = None
+        if table is not None:
+            if request.resumable:
+                # Its prompt would grow behind the segments that were read. Never scheduled.
+                request.abort_immediately = True
+            self._keep_in_context(request, table)
+        if self.connector is not None:  # it may look at a request's hashes from now on
+            self.span_hasher.hash_prompt(request)
         super().add_request(request)
 
     def _keep_in_context(self, request: Request, table: SegmentTable) -> None:
@@ -68,6 +77,7 @@ class SpanHashing(Scheduler):
             prompt_embeds=None,
             resumable=False,
         )
+        self.span_hasher.read(request)
         return seams.cached_blocks(self, self.span_hasher(request))
 
     def _make_hasher(self, stock: Any, block_size: int, hash_function: Any) -> SpanBlockHasher:

@@ -17,6 +17,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from minipic_backend.config import CONFIG_KEY
 from minipic_backend.plugin import seams
+from minipic_backend.plugin.hasher import SpanBlockHasher
 from minipic_backend.plugin.hashing_scheduler import SpanHashing
 from minipic_backend.plugin.holds import Holds
 from minipic_backend.plugin.kv_events import stored_events
@@ -158,6 +159,7 @@ class _SpanScheduling(SpanHashing):
 
     def _before(self, request: Request) -> list[Request]:
         """What has to go before the request whose turn it is."""
+        SpanBlockHasher.hash_prompt(request)
         table = self._plannable(request)
         if table is None:
             return []
@@ -204,6 +206,7 @@ class _SpanScheduling(SpanHashing):
             or (request.num_stale_output_tokens and not request.drop_stale_output)
         ):
             return None
+        SpanBlockHasher.hash_prompt(request)
         return chain.table
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:

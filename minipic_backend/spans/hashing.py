@@ -30,6 +30,7 @@ __all__ = ["HASH_VERSION", "SpanHashChain"]
 HASH_VERSION = 1
 
 ExtraKeys = tuple[Any, ...] | None
+_DEPENDENT = SegmentKind.DEPENDENT
 
 
 class SpanHashChain:
@@ -42,7 +43,7 @@ class SpanHashChain:
         none_hash: what vLLM gives as the parent of a first block.
         cache_salt: the request's salt, or None.
         prompt: the prompt's token ids, [num_prompt_tokens].
-        known: hashes of spans that earlier requests had.
+        known: hashes of spans and prefixes that earlier requests had.
     """
 
     def __init__(
@@ -93,11 +94,15 @@ class SpanHashChain:
                 prefix takes it from there: a span must not depend on whether it stands at 0.
         """
         size = self._config.block_size
+        start = len(hashes) * size
+        if start + size > len(token_ids):
+            return []
         segments = self._table.segments
         num_prompt_tokens = self._table.num_prompt_tokens
         lone_span = segments[-1].kind is SegmentKind.SPAN
+        # Of every block but the first: LoRA, for whose keys no block differs from another.
+        keys = extra_keys(size, 2 * size, False)
         new: list[bytes] = []
-        start = len(hashes) * size
         while start + size <= len(token_ids):
             if start == 0:
                 self._begin(0)
@@ -113,34 +118,35 @@ class SpanHashChain:
                 self._advance_digest()
                 self._parent = self._hash((self._dependent_parent(), num_prompt_tokens))
             segment = segments[self._segment_index]
-            if segment.kind is SegmentKind.SPAN and start == segment.start and not lone_span:
-                new += self._whole_span(segment, token_ids, extra_keys)
+            is_prefix = segment.kind is SegmentKind.PREFIX
+            first_keys = extra_keys(0, size, is_prefix) if start == 0 else keys
+            if start == segment.start and not lone_span and segment.kind is not _DEPENDENT:
+                new += self._whole_segment(segment, token_ids, first_keys, keys)
                 start = segment.end
                 continue
-            keys = extra_keys(start, start + size, segment.kind is SegmentKind.PREFIX)
-            self._parent = self._hash((self._parent, tuple(token_ids[start : start + size]), keys))
+            block = tuple(token_ids[start : start + size])
+            self._parent = self._hash((self._parent, block, first_keys))
             new.append(self._parent)
             start += size
         return new
 
-    def _whole_span(
-        self,
-        span: Segment,
-        token_ids: Sequence[int],
-        extra_keys: Callable[[int, int, bool], ExtraKeys],
+    def _whole_segment(
+        self, segment: Segment, token_ids: Sequence[int], first_keys: ExtraKeys, keys: ExtraKeys
     ) -> list[bytes]:
-        """Hashes of a span's blocks; all have the same extra keys (LoRA), as vLLM gives them."""
+        """Hashes of a span's blocks, or of a prefix's, with the extra keys of the first of them and
+        of the others."""
         size = self._config.block_size
-        keys = extra_keys(span.start, span.start + size, False)
-        known_as = (self._parent, keys, self._prompt[span.start : span.end].tobytes())
+        tokens = self._prompt[segment.start : segment.end].tobytes()
+        known_as = (self._parent, first_keys, keys, tokens)
         hashes = self._known.get(known_as)
         if hashes is None:
             hashes = []
             parent = self._parent
-            for start in range(span.start, span.end, size):
-                parent = self._hash((parent, tuple(token_ids[start : start + size]), keys))
+            for start in range(segment.start, segment.end, size):
+                extra = first_keys if start == segment.start else keys
+                parent = self._hash((parent, tuple(token_ids[start : start + size]), extra))
                 hashes.append(parent)
-            self._known.put(known_as, span.num_tokens, hashes)
+            self._known.put(known_as, segment.num_tokens, hashes)
         self._parent = hashes[-1]
         return hashes
 

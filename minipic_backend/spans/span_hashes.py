@@ -1,4 +1,4 @@
-"""Block hashes of spans seen before, for the next prompt with the same document."""
+"""Block hashes of spans and prefixes seen before, for the next prompt that has them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ __all__ = ["SpanHashes"]
 
 
 class SpanHashes:
-    """Remembers the hashes of whole spans, the latest used ones, up to a number of tokens.
+    """Remembers the hashes of whole spans and prefixes, the latest used ones, up to a number of
+    tokens.
 
-    Not thread-safe, and need not be: it is asked for the spans of a prompt when its request is
-    made, which vLLM does on one thread (that of the caller, or the one that takes requests into an
-    engine process). Generated tokens are hashed on another one there, but they are never in a span,
-    and jobs of the scheduler bring their hashes along.
+    Not thread-safe, and need not be: it is asked for the spans of a prompt when that prompt's turn
+    comes, on the scheduler's thread.
 
     Args:
-        max_tokens: tokens of all remembered spans together; about 10 bytes each.
+        max_tokens: tokens of all that it remembers together; about 10 bytes each.
     """
 
     def __init__(self, max_tokens: int = 4_000_000) -> None:

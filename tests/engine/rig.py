@@ -220,17 +220,22 @@ class Rig:
         salt: str | None = None,
         hasher: Any = None,
     ) -> Any:
-        """A vLLM request as the engine would make it, never scheduled."""
+        """A vLLM request as the engine would make it, when its turn comes; never scheduled."""
         from vllm.v1.request import Request
 
-        return Request(
+        span_hasher = getattr(self.scheduler, "span_hasher", None)
+        request = Request(
             request_id="probe",
             prompt_token_ids=list(token_ids),
             sampling_params=self.params(options),
             pooling_params=None,
             cache_salt=salt,
-            block_hasher=hasher or getattr(self.scheduler, "span_hasher", self.stock_hasher),
+            block_hasher=hasher or span_hasher or self.stock_hasher,
         )
+        if span_hasher is not None and hasher is None:
+            span_hasher.read(request)
+            span_hasher.hash_prompt(request)
+        return request
 
     @property
     def stock_hasher(self) -> Any:

@@ -182,6 +182,8 @@ class StepRig:
             block_hasher=self.hasher,
             **fields,
         )
+        self.hasher.read(request)
+        self.hasher.hash_prompt(request)
         return list(request.block_hashes)
 
     # ---- steps ------------------------------------------------------------------------------

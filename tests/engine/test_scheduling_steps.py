@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from step_rig import BLOCK_SIZE, PAD, StepRig, dependent, prefix, prompt, span
+from step_rig import BLOCK_SIZE, PAD, SSEP, StepRig, dependent, prefix, prompt, span
 
 from minipic_backend.config import SpanOptions
 from minipic_backend.plugin.span_jobs import JOB_PREFIX
@@ -518,6 +518,39 @@ def test_jobs_run_while_a_grammar_is_compiled(rig: StepRig) -> None:
     assert jobs(rig.steps[0]) == [SPAN]
     assert served.request.request_id not in rig.steps[0]
     rig.abort(served)
+
+
+@pytest.mark.parametrize("policy", ["interleaved", "batched", "in_place"])
+@pytest.mark.parametrize("order", ["fcfs", "priority"])
+def test_a_prompt_is_hashed_when_its_turn_comes(folder: Path, policy: str, order: str) -> None:
+    """Not by the thread that takes requests in; an ordinary one is, by vLLM."""
+    rig = StepRig(folder, policy, scheduling_policy=order, max_num_seqs=1)
+    prompts = [prompt(1), prompt(2, 1), [20, 30] * 24, span(4)[: BLOCK_SIZE + 5]]
+    waiting = [rig.add(one, num_tokens=20) for one in prompts]
+    ordinary = [SSEP not in one for one in prompts]
+    assert [bool(one.request.block_hashes) for one in waiting] == ordinary
+    rig.step()
+    if policy != "batched":
+        assert [bool(one.request.block_hashes) for one in waiting[1:]] == ordinary[1:]
+    rig.finish()
+    rig.assert_idle()
+    for one, token_ids in zip(waiting, prompts, strict=True):
+        hashes = rig.hashes(token_ids)
+        assert one.request.block_hashes[: len(hashes)] == hashes
+        assert len(one.request.block_hashes) == (len(token_ids) + 20) // BLOCK_SIZE
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "options"),
+    [([10, SSEP, 11] * 16, None), ([10] * 16, SpanOptions(places=((16, 99),)))],
+)
+def test_what_the_front_end_would_have_refused_is_never_scheduled(
+    rig: StepRig, token_ids: list[int], options: SpanOptions | None
+) -> None:
+    """A request made by hand does not pass there; an error here would end the engine."""
+    refused = rig.add(token_ids, options)
+    assert refused.request.abort_immediately
+    rig.abort(refused)
 
 
 def test_ids_of_internal_requests_are_not_for_others(rig: StepRig) -> None:

@@ -24,6 +24,7 @@ from minipic_backend import (
     Text,
 )
 from minipic_backend.engines import shared as shared_engines
+from minipic_backend.engines.hold import EngineHold
 from minipic_backend.engines.shared import EngineSpec
 from minipic_backend.testing import FakeEngine
 
@@ -164,8 +165,8 @@ def test_only_the_first_call_waits_in_a_thread(
 ) -> None:
     llm = kind(model="m", engine=FakeEngine() if is_own else None)
     met: list[Any] = []
-    meet = kind._meet
-    monkeypatch.setattr(kind, "_meet", lambda self: (met.append(self), meet(self)))
+    meet = EngineHold.meet
+    monkeypatch.setattr(EngineHold, "meet", lambda *args: (met.append(args), meet(*args)))
     value = [HumanMessage([span_block("doc"), "q"])]
 
     async def main() -> None:
@@ -201,7 +202,7 @@ def test_copies_share_the_engine_unless_they_ask_for_another(
 def test_threads_that_ask_at_once_take_one_lease(started: list[FakeEngine]) -> None:
     for _ in range(20):
         with MiniPIC(model="m") as llm, ThreadPoolExecutor(8) as pool:
-            leases = set(pool.map(lambda _: id(llm._get_lease()), range(8)))
+            leases = set(pool.map(lambda _: id(llm._hold.lease(llm)), range(8)))
         assert len(leases) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import subprocess
 import sys
@@ -317,7 +318,7 @@ def test_threads_that_ask_first_at_once_hold_one_lease(monkeypatch: pytest.Monke
     monkeypatch.setattr(EngineSpec, "of", slowly)
     llm = MiniPIC(model="m")
     with ThreadPoolExecutor(8) as pool:
-        leases = list(pool.map(lambda _: llm._get_lease(), range(8)))
+        leases = list(pool.map(lambda _: llm._hold.lease(llm), range(8)))
     assert len({id(lease) for lease in leases}) == 1
 
 
@@ -402,6 +403,34 @@ def test_a_start_does_not_block_the_event_loop(engines: Engines) -> None:
         return beats
 
     assert asyncio.run(main()) > 20
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_copies_share_the_engine_unless_they_ask_for_another(
+    engines: Engines, asked_first: bool
+) -> None:
+    llm = MiniPIC(model="m")
+    if asked_first:
+        llm.chat(MESSAGES)
+    same = [
+        copy.copy(llm),
+        copy.deepcopy(llm),
+        llm.model_copy(update={"temperature": 0.5}),
+        llm.model_copy(deep=True),
+    ]
+    other = llm.model_copy(update={"model": "other"})
+    own = llm.model_copy(update={"engine": FakeEngine("own")})
+    found = [one._get_engine() for one in (llm, *same, other, own)]
+    assert len({id(engine) for engine in found[:5]}) == 1
+    assert len({id(engine) for engine in found}) == 3
+    llm.close()
+    for one in same:
+        with pytest.raises(EngineClosedError):
+            one.chat(MESSAGES)
+    for one in (other, own):
+        one.chat(MESSAGES)
+        one.close()
+    assert all(engine.closed for engine in engines.made)
 
 
 def test_an_engine_of_ones_own_is_not_closed() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,65 +21,30 @@ from langchain_minipic.documents import DocumentLike, document_texts
 from langchain_minipic.messages import canonical
 from langchain_minipic.prompts import SpanPromptTemplate
 from minipic_backend import (
-    EngineClosedError,
     EngineProtocol,
     Explanation,
     Prompt,
     WarmReport,
 )
 from minipic_backend.engines.deadline import deadline
-from minipic_backend.engines.shared import EngineLease, EngineSpec
+from minipic_backend.engines.hold import EngineHold
 from minipic_backend.quality.compare import DEFAULT_TECHNIQUES, Comparison
 
 __all__ = ["EngineBacked"]
 
 
-_making_lease = threading.Lock()
-
-
-@dataclass
-class _Hold:
-    """A model's hold on its engine; its copies share it, whichever of them starts the engine.
-
-    Args:
-        lease: of a shared engine, once it was asked for.
-        closed: whether the model was closed.
-        met: whether the engine runs and has told its tokenizer.
-    """
-
-    lease: EngineLease | None = None
-    closed: bool = False
-    met: bool = False
-
-
 class EngineBacked(ModelOptions):
     """A model with an engine behind it: injected, or leased from those shared by configuration."""
 
-    _hold: _Hold = PrivateAttr(default_factory=_Hold)
+    _hold: EngineHold = PrivateAttr(default_factory=EngineHold)
 
     def _get_engine(self) -> EngineProtocol:
-        if self.engine is not None:
-            if self._hold.closed:
-                raise EngineClosedError("This model was closed; make a new one to go on")
-            return self.engine
-        return self._get_lease().engine()
+        return self._hold.engine(self)
 
     async def _aget_engine(self) -> EngineProtocol:
         """The engine, without holding up the event loop while it starts, or is asked for its
         tokenizer for the first time."""
-        if not self._hold.met:
-            await asyncio.to_thread(self._meet)
-        return self._get_engine()
-
-    def _meet(self) -> None:
-        getattr(self._get_engine(), "tokenizer", None)
-        self._hold.met = True
-
-    def _get_lease(self) -> EngineLease:
-        with _making_lease:
-            if self._hold.lease is None:
-                self._hold.lease = EngineLease(EngineSpec.of(self))
-            return self._hold.lease
+        return await self._hold.aengine(self, lambda engine: getattr(engine, "tokenizer", None))
 
     def _context_window(self) -> int | None:
         """Tokens of the context, as far as it is known before an engine runs."""
@@ -186,8 +149,7 @@ class EngineBacked(ModelOptions):
 
     def close(self) -> None:
         """Give the engine back: its memory is freed once no other open model shares it."""
-        self._hold.closed = True
-        self._get_lease().close()
+        self._hold.close(self)
 
     def __enter__(self) -> Self:
         return self
@@ -206,22 +168,20 @@ class EngineBacked(ModelOptions):
         state["__dict__"] = {**state["__dict__"], "engine": None}
         state["__pydantic_private__"] = {
             **(state["__pydantic_private__"] or {}),
-            "_hold": _Hold(),
+            "_hold": EngineHold(),
         }
         return state
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy on the same engine, unless `update` asks for another."""
         copy = super().model_copy(update=update, deep=deep)
-        if copy.engine is not self.engine or EngineSpec.of(copy).key != EngineSpec.of(self).key:
-            copy._hold = _Hold()
+        copy._hold = self._hold.of_copy(self, copy)
         return copy
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """A copy on the same engine."""
         memo = {} if memo is None else memo
-        for shared in (self.engine, self._hold):
-            memo[id(shared)] = shared
+        memo[id(self.engine)] = self.engine
         return super().__deepcopy__(memo)
 
     def _to_prompt(self, value: Any) -> Prompt:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from llama_index.llms.minipic._options import ModelOptions
 from pydantic import PrivateAttr
 
-from minipic_backend import EngineClosedError, EngineProtocol
-from minipic_backend.engines.shared import EngineLease, EngineSpec
+from minipic_backend import EngineProtocol
+from minipic_backend.engines.hold import EngineHold
 
 __all__ = ["EngineBacked"]
-
-_making_lease = threading.Lock()
 
 
 class EngineBacked(ModelOptions):
     """A model with an engine behind it, which starts at first use."""
 
-    _lease: EngineLease | None = PrivateAttr(default=None)
-    _closed: bool = PrivateAttr(default=False)
-    _met: bool = PrivateAttr(default=False)
+    _hold: EngineHold = PrivateAttr(default_factory=EngineHold)
     _on_close: list[Callable[[], None]] = PrivateAttr(default_factory=list)
 
     def start(self) -> Self:
         """Start the engine now. Otherwise the first call does, or whatever asks first how long
         the context is."""
-        self._meet()
+        self._hold.meet(self, _room)
         return self
 
     async def astart(self) -> Self:
@@ -48,8 +42,7 @@ class EngineBacked(ModelOptions):
 
     def close(self) -> None:
         """Give the engine back: its memory is freed once no other open model shares it."""
-        self._closed = True
-        self._get_lease().close()
+        self._hold.close(self)
         while self._on_close:
             self._on_close.pop()()
 
@@ -69,28 +62,12 @@ class EngineBacked(ModelOptions):
         self.close()
 
     def _get_engine(self) -> EngineProtocol:
-        if self.engine is not None:
-            if self._closed:
-                raise EngineClosedError("This model was closed; make a new one to go on")
-            return self.engine
-        return self._get_lease().engine()
+        return self._hold.engine(self)
 
     async def _aget_engine(self) -> EngineProtocol:
         """The engine, without holding up the event loop while it starts, or a server is asked
         what it is."""
-        if not self._met:
-            await asyncio.to_thread(self._meet)
-        return self._get_engine()
-
-    def _meet(self) -> None:
-        _ = self._get_engine().max_model_len
-        self._met = True
-
-    def _get_lease(self) -> EngineLease:
-        with _making_lease:
-            if self._lease is None:
-                self._lease = EngineLease(EngineSpec.of(self))
-            return self._lease
+        return await self._hold.aengine(self, _room)
 
     def __getstate__(self) -> dict[Any, Any]:
         """Without any engine: where this is unpickled, the model finds or starts one. Nor with
@@ -104,9 +81,18 @@ class EngineBacked(ModelOptions):
             "__pydantic_private__": None,
         }
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy on the same engine, unless `update` asks for another."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy._hold = self._hold.of_copy(self, copy)
+        return copy
+
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """A copy on the same engine."""
         memo = {} if memo is None else memo
-        for shared in (self.engine, self._lease):
-            memo[id(shared)] = shared
+        memo[id(self.engine)] = self.engine
         return super().__deepcopy__(memo)
+
+
+def _room(engine: EngineProtocol) -> int:
+    return engine.max_model_len

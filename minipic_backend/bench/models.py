@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError, shown
+from minipic_backend.errors import ConfigurationError, ModelNotFoundError, shown
+from minipic_backend.models import resolve_model
 
 __all__ = ["SHAPES", "model_arguments"]
 
@@ -47,11 +48,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Shapes with random weights: `shape:llama-3-8b`."""
 
 
-def model_arguments(model: str) -> dict[str, Any]:
-    """vLLM's arguments for a model, or for `shape:NAME` (random weights, no tokenizer).
+def model_arguments(model: str, tokenizer: str | None = None) -> dict[str, Any]:
+    """vLLM's arguments for a model, or for `shape:NAME` (random weights).
+
+    Args:
+        model: as it is named.
+        tokenizer: of a shape: a folder or a hub name. The shape's vocabulary grows where this has
+            more tokens. None: no tokenizer.
 
     Raises:
         ConfigurationError: an unknown shape.
+        ModelNotFoundError: no such tokenizer.
     """
     if not model.startswith("shape:"):
         return {"model": model}
@@ -59,5 +66,23 @@ def model_arguments(model: str) -> dict[str, Any]:
     if name not in SHAPES:
         raise ConfigurationError(f"Unknown shape {shown(name)}; known: {', '.join(SHAPES)}")
     folder = Path(tempfile.mkdtemp(prefix="minipic-shape-"))
-    (folder / "config.json").write_text(json.dumps(SHAPES[name]), encoding="utf-8")
-    return {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True}
+    arguments: dict[str, Any] = {"model": str(folder), "load_format": "dummy"}
+    config = SHAPES[name]
+    if tokenizer is None:
+        arguments["skip_tokenizer_init"] = True
+    else:
+        config = {**config, "vocab_size": max(config["vocab_size"], _copy(tokenizer, folder))}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return arguments
+
+
+def _copy(tokenizer: str, folder: Path) -> int:
+    """Writes a tokenizer into a folder; the number of its tokens."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(resolve_model(tokenizer))
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"No tokenizer {shown(tokenizer)}: {error}") from error
+    loaded.save_pretrained(folder)
+    return len(loaded)

@@ -17,6 +17,7 @@ from minipic_backend.bench.measure import (
     measure_throughput,
     measure_ttft,
 )
+from minipic_backend.bench.options import add_engine_options, engine_args
 from minipic_backend.bench.report import environment, format_table, write_json
 from minipic_backend.bench.retune import ALLOW
 from minipic_backend.bench.throughput import (
@@ -37,7 +38,7 @@ BENCHES = ("throughput", "ttft", "decode")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `minipic bench`."""
-    parser.epilog = "`minipic bench quality --help` shows the options of that one."
+    parser.epilog = "`minipic bench quality` and `minipic bench cost` have options of their own."
     parser.add_argument("bench", nargs="+", choices=BENCHES, help="what to measure")
     parser.add_argument("--model", default=None, help="folder, hub name, or shape:llama-3-8b")
     parser.add_argument("--engine", default="span_local", help="engine to measure, or several: a,b")
@@ -70,13 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode", default=None, help="cases of `decode`: BATCHxCONTEXT[:DOCUMENTS], …"
     )
-    parser.add_argument("--max-model-len", type=int, default=None)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=None)
-    parser.add_argument("--gpu-memory-utilization", type=float, default=None)
-    parser.add_argument("--enforce-eager", action="store_true", default=None)
-    parser.add_argument(
-        "--graph-sizes", default=None, help="batches to capture CUDA graphs for; few start faster"
-    )
+    add_engine_options(parser)
     parser.add_argument("--json", type=Path, default=None, help="write figures there")
 
 
@@ -90,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
     on_gpu = torch.cuda.is_available()
     model = options.model or ("shape:llama-3-8b" if on_gpu else _demo_model())
-    engine_args = _engine_args(options, on_gpu=on_gpu)
+    arguments = _engine_args(options, on_gpu=on_gpu)
     compare = options.compare.split(",") if options.compare else []
     baseline = compare[0] if compare else None
     rows: list[Row] = []
@@ -102,8 +97,8 @@ def run(options: argparse.Namespace) -> int:
         _say(f"Starting {variant}")
         # With an engine process on a CPU, vLLM keeps the worker in a third: no way for `retune`.
         separate = on_gpu or not options.trace
-        with open_session(variant, model, engine_args, separate_process=separate) as session:
-            about = environment(model, engine_args)
+        with open_session(variant, model, arguments, separate_process=separate) as session:
+            about = environment(model, arguments)
             for row in _figures(session, options, on_gpu=on_gpu):
                 rows = with_ideal([*rows, row], baseline)
                 _say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
@@ -192,14 +187,10 @@ def _max_num_seqs(options: argparse.Namespace) -> list[int]:
 
 
 def _engine_args(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:
-    names = ("max_model_len", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = engine_args(options)
     if options.trace:
         given["distributed_executor_backend"] = "uni"  # scheduler and worker in one process
         given["max_num_seqs"] = max(_max_num_seqs(options))
-    if options.graph_sizes:
-        sizes = [int(size) for size in options.graph_sizes.split(",")]
-        given["compilation_config"] = {"cudagraph_capture_sizes": sizes}
     if not on_gpu:
         # A stock engine takes blocks of 128 tokens on a CPU: the same size for both.
         given = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 2**30, **given}

@@ -19,6 +19,10 @@ _COMMANDS = {
         "minipic_backend.quality.command",
         "measure answers against full attention's (also: minipic bench quality)",
     ),
+    "bench-cost": (
+        "minipic_backend.bench.cost_command",
+        "measure what techniques cost: time to first token, throughput (also: minipic bench cost)",
+    ),
     "serve": ("minipic_backend.cli.serve", "vLLM's server, with documents reused as spans"),
     "adapt": ("minipic_backend.adapt.command", "teach a model spans: train a LoRA adapter"),
     "bench": ("minipic_backend.bench.run", "measure throughput, time to first token, decoding"),
@@ -31,8 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done. 1: a check failed. 2: a wrong option, file or model, told in one line on stderr.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:2] == ["bench", "quality"]:  # its options are not those of the other benches
-        arguments[:2] = ["bench-quality"]
+    name = "-".join(arguments[:2])
+    if name in ("bench-quality", "bench-cost"):  # with options unlike those of the other benches
+        arguments[:2] = [name]
     command = arguments[0] if arguments else None
     try:
         if command == "serve":  # most of its options are vLLM's, which vLLM parses

@@ -1,4 +1,5 @@
-"""`minipic bench` on the real small model: every figure, both engines, JSON."""
+"""`minipic bench` on the real small model: every figure, both engines, JSON; and what techniques
+cost, on a tiny one."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMMAND = """
     bench throughput ttft decode --compare stock --runs 1 --samples 2 --documents 3
     --document-tokens 40 --decode 2x96,1x160:2 --max-model-len 2048
 """
+TECHNIQUE = "block_attention"
 
 
 def test_it_measures_stock_and_spans(tmp_path: Path) -> None:
@@ -43,3 +47,45 @@ def test_it_measures_stock_and_spans(tmp_path: Path) -> None:
     assert abs(capacity[0] / capacity[1] - 1) <= 0.01
     assert "span_local" in done.stdout
     assert "/ stock" in done.stdout
+
+
+def test_it_measures_what_techniques_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from minipic_backend.cli import main
+
+    target = tmp_path / "figures.json"
+    command = """
+        bench cost --model shape:tiny --documents 3 --document-tokens 60,150 --sample 2
+        --prompts 4,3 --runs 2 --techniques full primed block_attention --max-model-len 2048
+    """
+    assert main([*command.split(), "--json", str(target)]) == 0
+    content = json.loads(target.read_text())
+    assert content["about"]["model"] == "shape:tiny"
+    rows = {(row["bench"], row["case"], row["variant"]): row for row in content["rows"]}
+    shown = capsys.readouterr().out
+    for size, prompts in (60, 4), (150, 3):
+        found = {
+            (bench, technique): rows.pop((bench, f"3 x {size}", technique))
+            for bench in ("anew", "ttft", "throughput")
+            for technique in ("full", "primed", TECHNIQUE)
+        }
+        assert all(min(row["values"]) > 0 for row in found.values())
+        tokens = {name: found["anew", name]["details"] for name in ("full", "primed", TECHNIQUE)}
+        plain = tokens["full"]["plain_tokens"]
+        assert all(one["plain_tokens"] == plain for one in tokens.values())  # the same prompts
+        assert 0 < plain - 3 * size < 90
+        # Nothing but one block in front of the documents is reused.
+        assert plain - tokens["full"]["computed_tokens"] == 32
+        question, late = (tokens[name]["computed_tokens"] for name in (TECHNIQUE, "primed"))
+        assert 10 < question < 40
+        assert size <= late - question < size + 8
+        share = sum(found["anew", "primed"]["values"]) / 2
+        assert share == pytest.approx(late / plain, rel=0.02)
+        assert [len(found[bench, "full"]["values"]) for bench in ("ttft", "throughput")] == [2, 2]
+        for technique in ("full", "primed", TECHNIQUE):
+            details = found["throughput", technique]["details"]
+            assert details["prompts"] == prompts
+            assert details["span_tokens_missed"] == 0
+        assert shown.count(f"3 x {size}") == 3
+    assert not rows

@@ -282,8 +282,10 @@ SOURCE_HOLDS: dict[str, list[str]] = {
     "v1.core.kv_cache_manager.KVCacheManager.allocate_slots": [
         "self.coordinator.cache_blocks(request, num_tokens_to_cache)",
     ],
-    # A job that was ended right behind `schedule` is not looked for any more.
+    # A job that was ended right behind `schedule` is not looked for any more. How a request ends
+    # that turns out to be wrong while it waits.
     "v1.core.sched.scheduler.Scheduler.update_from_output": [
+        "set(self.grammar_compile_error_reqs)", "RequestStatus.FINISHED_ERROR",
         "request = self.requests.get(req_id)", "if request is None or request.is_finished():",
         "kv_transfer_params=kv_transfer_params,",
     ],

@@ -27,7 +27,7 @@ class SpanBlockHasher:
     An ordinary prompt gets what `stock` gives, to the byte. One with markers gets nothing at its
     start: vLLM makes requests on a thread that shares the interpreter with the one that launches
     kernels, and a burst of prompts would keep these waiting. The scheduler, on the latter, has the
-    prompt read when the request is added, and hashed when its turn comes.
+    prompt read and hashed when its turn comes.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class SpanBlockHasher:
         return chain.extend(request.block_hashes, request.all_token_ids, extra_keys)
 
     def read(self, request: Any) -> SegmentTable | None:
-        """Reads a request's prompt, once: its segments, None where it is an ordinary one.
+        """Reads a request's prompt, once: its segments, None where it is an ordinary one. From then
+        on, hashes are to be had.
 
         Raises:
             MiniPICError: as `prompt_segments`.
@@ -77,12 +78,6 @@ class SpanBlockHasher:
         if chain is None:
             chain = request.minipic_chain = self._chain(request)
         return chain.table if isinstance(chain, SpanHashChain) else None
-
-    @staticmethod
-    def hash_prompt(request: Any) -> None:
-        """Gives a request that was read the hashes of its prompt, where it has none yet."""
-        if not request.block_hashes and getattr(request, "minipic_chain", None) is not None:
-            request.update_block_hashes()
 
     def _may_have_spans(self, request: Any) -> bool:
         prompt = request.prompt_token_ids

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.errors import ConfigurationError, MiniPICError
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.enable import check_config
@@ -32,21 +34,34 @@ class SpanHashing(Scheduler):
     def add_request(self, request: Request) -> None:
         if self.span_hasher is None or request._block_hasher is not self.span_hasher:
             raise ConfigurationError("The span block hasher is not in place")
-        try:
-            table = self.span_hasher.read(request)
-        except MiniPICError:
-            # vLLM's front end, which would have refused it, never saw it. Never scheduled.
-            request.minipic_chain = False
-            request.abort_immediately = True
-            table = None
-        if table is not None:
-            if request.resumable:
-                # Its prompt would grow behind the segments that were read. Never scheduled.
-                request.abort_immediately = True
-            self._keep_in_context(request, table)
-        if self.connector is not None:  # it may look at a request's hashes from now on
-            self.span_hasher.hash_prompt(request)
+        if request.resumable or _may_have_places(request, self.span_config):
+            self.prepare(request)
+            if request.minipic_chain:
+                if request.resumable:
+                    # Its prompt would grow behind the segments that were read. Never scheduled.
+                    request.abort_immediately = True
+                self._keep_in_context(request, request.minipic_chain.table)
+        elif self.connector is not None:  # it may look at a request's hashes from now on
+            self.prepare(request)
         super().add_request(request)
+
+    def prepare(self, request: Request) -> None:
+        """A request's turn comes: its prompt is read and hashed, unless it has been."""
+        if request.block_hashes:
+            return
+        assert self.span_hasher is not None
+        try:
+            self.span_hasher.read(request)
+        except MiniPICError:
+            # vLLM's front end, which would have refused it, never saw it. It ends with an error.
+            request.minipic_chain = False
+            self.grammar_compile_error_reqs.add(request.request_id)
+        request.update_block_hashes()
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        if request.request_id in self.grammar_compile_error_reqs:
+            return False
+        return bool(super()._handle_blocked_waiting_request(request))
 
     def _keep_in_context(self, request: Request, table: SegmentTable) -> None:
         """Reserved ranges may lead past the model's positions though the tokens are few."""
@@ -83,3 +98,11 @@ class SpanHashing(Scheduler):
     def _make_hasher(self, stock: Any, block_size: int, hash_function: Any) -> SpanBlockHasher:
         self.span_hasher = SpanBlockHasher(self.span_config, stock, block_size, hash_function)
         return self.span_hasher
+
+
+def _may_have_places(request: Request, config: SpanConfig) -> bool:
+    """Whether options of a request, or the engine's own, put segments further on."""
+    values = (getattr(request.sampling_params, "extra_args", None) or {}).get(CONFIG_KEY)
+    if isinstance(values, Mapping):
+        return bool(values.get("places", config.options.places))
+    return values is not None or bool(config.options.places)

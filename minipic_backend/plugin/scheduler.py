@@ -17,7 +17,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from minipic_backend.config import CONFIG_KEY
 from minipic_backend.plugin import seams
-from minipic_backend.plugin.hasher import SpanBlockHasher
 from minipic_backend.plugin.hashing_scheduler import SpanHashing
 from minipic_backend.plugin.holds import Holds
 from minipic_backend.plugin.kv_events import stored_events
@@ -159,7 +158,6 @@ class _SpanScheduling(SpanHashing):
 
     def _before(self, request: Request) -> list[Request]:
         """What has to go before the request whose turn it is."""
-        SpanBlockHasher.hash_prompt(request)
         table = self._plannable(request)
         if table is None:
             return []
@@ -196,6 +194,7 @@ class _SpanScheduling(SpanHashing):
 
     def _plannable(self, request: Request) -> SegmentTable | None:
         """The segments of a request that may wait for spans; None for any other."""
+        self.prepare(request)
         chain = getattr(request, "minipic_chain", None)
         if (
             not isinstance(chain, SpanHashChain)
@@ -206,7 +205,6 @@ class _SpanScheduling(SpanHashing):
             or (request.num_stale_output_tokens and not request.drop_stale_output)
         ):
             return None
-        SpanBlockHasher.hash_prompt(request)
         return chain.table
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:

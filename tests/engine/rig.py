@@ -234,7 +234,7 @@ class Rig:
         )
         if span_hasher is not None and hasher is None:
             span_hasher.read(request)
-            span_hasher.hash_prompt(request)
+            request.update_block_hashes()
         return request
 
     @property

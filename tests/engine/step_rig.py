@@ -183,7 +183,7 @@ class StepRig:
             **fields,
         )
         self.hasher.read(request)
-        self.hasher.hash_prompt(request)
+        request.update_block_hashes()
         return list(request.block_hashes)
 
     # ---- steps ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from step_rig import BLOCK_SIZE, PAD, SSEP, StepRig, dependent, prefix, prompt, span
+from vllm.v1.request import RequestStatus
 
 from minipic_backend.config import SpanOptions
 from minipic_backend.plugin.span_jobs import JOB_PREFIX
@@ -544,11 +545,25 @@ def test_a_prompt_is_hashed_when_its_turn_comes(folder: Path, policy: str, order
     ("token_ids", "options"),
     [([10, SSEP, 11] * 16, None), ([10] * 16, SpanOptions(places=((16, 99),)))],
 )
-def test_what_the_front_end_would_have_refused_is_never_scheduled(
-    rig: StepRig, token_ids: list[int], options: SpanOptions | None
+@pytest.mark.parametrize("policy", ["interleaved", "batched"])
+def test_what_the_front_end_would_have_refused_ends_with_an_error(
+    rig: StepRig, token_ids: list[int], options: SpanOptions | None, policy: Any
 ) -> None:
     """A request made by hand does not pass there; an error here would end the engine."""
+    rig.scheduler.planner.policy = policy
+    others = [rig.add(prompt(1), num_tokens=3)]
     refused = rig.add(token_ids, options)
+    others.append(rig.add(prompt(2, 1)))
+    rig.finish()
+    assert refused.finished
+    assert not refused.tokens
+    assert refused.request.status == RequestStatus.FINISHED_ERROR
+    assert not any(refused.request.request_id in step for step in rig.steps)
+    assert [len(one.tokens) for one in others] == [3, 1]
+
+
+def test_a_prompt_that_is_streamed_in_is_never_scheduled(rig: StepRig) -> None:
+    refused = rig.add(prompt(1), resumable=True)
     assert refused.request.abort_immediately
     rig.abort(refused)
 

@@ -285,9 +285,9 @@ SOURCE_HOLDS: dict[str, list[str]] = {
     # A job that was ended right behind `schedule` is not looked for any more. How a request ends
     # that turns out to be wrong while it waits.
     "v1.core.sched.scheduler.Scheduler.update_from_output": [
-        "set(self.grammar_compile_error_reqs)", "RequestStatus.FINISHED_ERROR",
         "request = self.requests.get(req_id)", "if request is None or request.is_finished():",
         "kv_transfer_params=kv_transfer_params,",
+        "set(self.grammar_compile_error_reqs)", "error_reqs = self.finish_requests(",
     ],
     # The logger that takes our counts out of the statistics is the first of the list.
     "v1.metrics.loggers.StatLoggerManager.record": ["for stat_logger in self.stat_loggers:"],

@@ -282,6 +282,10 @@ SOURCE_HOLDS: dict[str, list[str]] = {
     "v1.core.kv_cache_manager.KVCacheManager.allocate_slots": [
         "self.coordinator.cache_blocks(request, num_tokens_to_cache)",
     ],
+    # A block's key in the cache: its hash, then the group.
+    "v1.core.kv_cache_utils.make_block_hash_with_group_id": [
+        'block_hash + group_id.to_bytes(4, "big", signed=False)',
+    ],
     # A job that was ended right behind `schedule` is not looked for any more. How a request ends
     # that turns out to be wrong while it waits.
     "v1.core.sched.scheduler.Scheduler.update_from_output": [

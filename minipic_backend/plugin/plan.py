@@ -45,6 +45,8 @@ class Plan:
 
     def own_tokens(self, num_cached_tokens: int, block_size: int) -> int:
         """What its own jobs computed of the tokens that it read."""
+        if not self.own:
+            return 0
         own_left = dict(self.own)
         num_blocks = 0
         for part in self.parts:

@@ -38,10 +38,9 @@ def check_request(vllm_config: Any, request: Any) -> None:
         return
     if request.sampling_params is None:
         return
-    from minipic_backend.plugin.enable import span_config
-
     try:
-        _check(request, span_config(vllm_config), vllm_config.model_config.max_model_len)
+        config = _config(vllm_config, additional[CONFIG_KEY])
+        _check(request, config, vllm_config.model_config.max_model_len)
     except MiniPICError as error:
         raise RequestRefused(str(error)) from error
 
@@ -55,6 +54,21 @@ def refuse_depth(vllm_config: Any, error: RecursionError) -> None:
     additional = vllm_config.additional_config
     if isinstance(additional, dict) and CONFIG_KEY in additional:
         raise RequestRefused(_TOO_DEEP) from PromptError(_TOO_DEEP)
+
+
+_last: tuple[Any, SpanConfig] | None = None
+"""An engine's options, as vLLM carries them, and what was read from them."""
+
+
+def _config(vllm_config: Any, values: Any) -> SpanConfig:
+    """`span_config`, read anew only where another engine's request came before."""
+    global _last
+    last = _last
+    if last is None or last[0] is not values:
+        from minipic_backend.plugin.enable import span_config
+
+        last = _last = values, span_config(vllm_config)
+    return last[1]
 
 
 def _check(request: Any, config: SpanConfig, max_model_len: int) -> None:

@@ -220,21 +220,22 @@ class BlockCache:
     """
 
     def __init__(self, kv_cache_manager: Any) -> None:
-        from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+        from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
         from vllm.v1.request import RequestStatus
 
         self._pool = kv_cache_manager.block_pool
         self._coordinator = kv_cache_manager.coordinator
         (self._manager,) = kv_cache_manager.coordinator.single_type_managers
-        self._with_group = make_block_hash_with_group_id
+        self._group: bytes = make_block_hash_with_group_id(BlockHash(b""), 0)
         self._running = RequestStatus.RUNNING
 
     def leading(self, block_hashes: Sequence[bytes]) -> list[Any]:
         """The cached blocks of a part, up to its first miss."""
         find = self._pool.cached_block_hash_to_block.get_one_block
+        group = self._group
         found = []
         for block_hash in block_hashes:
-            block = find(self._with_group(block_hash, 0))
+            block = find(block_hash + group)
             if block is None:
                 break
             found.append(block)

@@ -38,8 +38,8 @@ def check_vllm_version() -> None:
 def share_interpreter() -> None:
     """In an engine process of vLLM's: threads take turns every half millisecond.
 
-    Another thread there takes requests in and hashes their prompts. With Python's 5 ms, each launch
-    of a kernel waits as long for the interpreter while a burst of long prompts arrives.
+    Another thread there takes requests in, and hashes ordinary prompts. With Python's 5 ms, each
+    launch of a kernel waits as long for the interpreter while a burst of long prompts arrives.
     """
     if multiprocessing.current_process().name.startswith("EngineCore"):
         sys.setswitchinterval(0.0005)

@@ -25,6 +25,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
+_OUTPUT = re.compile(r"--json \S+")
 _FILE = re.compile(r"(?<![\w./*-])[\w-]+(?:/[\w.-]+)*\.(?:py|md|json|ipynb|toml)(?![\w*])")
 _MODULE = re.compile(
     r"\b(?:minipic_backend|langchain_minipic|llama_index\.llms\.minipic)(?:\.\w+)*"
@@ -52,13 +53,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-WRITTEN = {"adapt.json", "out.json"}
-"""By commands that a page shows."""
+WRITTEN = {"adapt.json"}
+"""By commands."""
 
 
 def names_in(path: Path) -> set[str]:
     """Of files: anywhere in a page, in back quotes in code."""
-    text = path.read_text(encoding="utf-8")
+    text = _OUTPUT.sub("", path.read_text(encoding="utf-8"))
     places = [text] if path.suffix == ".md" else _SPAN.findall(text)
     return set(chain.from_iterable(map(_FILE.findall, places))) - WRITTEN
 

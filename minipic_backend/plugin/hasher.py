@@ -18,7 +18,13 @@ from minipic_backend.spans.hashing import SpanHashChain
 from minipic_backend.spans.segments import SegmentTable, is_framed_span, parse_segments
 from minipic_backend.spans.span_hashes import SpanHashes
 
-__all__ = ["SpanBlockHasher", "prompt_segments", "request_segments", "worker_segments"]
+__all__ = [
+    "SpanBlockHasher",
+    "may_have_places",
+    "prompt_segments",
+    "request_segments",
+    "worker_segments",
+]
 
 
 class SpanBlockHasher:
@@ -146,12 +152,26 @@ def prompt_segments(
     return table
 
 
-def _request_options(extra_args: Mapping[str, Any] | None, config: SpanConfig) -> SpanOptions:
-    """What a request chose about its spans, laid over the engine's defaults."""
+def may_have_places(request: Any, config: SpanConfig) -> bool:
+    """Whether options of a request, or the engine's own, may put segments further on."""
+    values = _given_options(getattr(request.sampling_params, "extra_args", None))
+    if isinstance(values, Mapping) and "places" in values:
+        return bool(values["places"])
+    return bool(config.options.places)
+
+
+def _given_options(extra_args: Mapping[str, Any] | None) -> Any:
+    """What a request says about its spans: a mapping, None, or something wrong."""
     values = (extra_args or {}).get(CONFIG_KEY)
     if isinstance(values, str):
         with suppress(ValueError, RecursionError):
-            values = json.loads(values)
+            return json.loads(values)
+    return values
+
+
+def _request_options(extra_args: Mapping[str, Any] | None, config: SpanConfig) -> SpanOptions:
+    """What a request chose about its spans, laid over the engine's defaults."""
+    values = _given_options(extra_args)
     if values is None:
         return config.options
     if not isinstance(values, Mapping):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.errors import ConfigurationError, MiniPICError
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.enable import check_config
-from minipic_backend.plugin.hasher import SpanBlockHasher
+from minipic_backend.plugin.hasher import SpanBlockHasher, may_have_places
 from minipic_backend.spans.segments import SegmentTable
 
 __all__ = ["SpanHashing"]
@@ -34,7 +32,7 @@ class SpanHashing(Scheduler):
     def add_request(self, request: Request) -> None:
         if self.span_hasher is None or request._block_hasher is not self.span_hasher:
             raise ConfigurationError("The span block hasher is not in place")
-        if request.resumable or _may_have_places(request, self.span_config):
+        if request.resumable or may_have_places(request, self.span_config):
             self.prepare(request)
             if request.minipic_chain:
                 if request.resumable:
@@ -98,11 +96,3 @@ class SpanHashing(Scheduler):
     def _make_hasher(self, stock: Any, block_size: int, hash_function: Any) -> SpanBlockHasher:
         self.span_hasher = SpanBlockHasher(self.span_config, stock, block_size, hash_function)
         return self.span_hasher
-
-
-def _may_have_places(request: Request, config: SpanConfig) -> bool:
-    """Whether options of a request, or the engine's own, put segments further on."""
-    values = (getattr(request.sampling_params, "extra_args", None) or {}).get(CONFIG_KEY)
-    if isinstance(values, Mapping):
-        return bool(values.get("places", config.options.places))
-    return values is not None or bool(config.options.places)

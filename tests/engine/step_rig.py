@@ -147,11 +147,13 @@ class StepRig:
             request_id=name or next(self._names),
             prompt_token_ids=list(token_ids),
             sampling_params=SamplingParams(
-                temperature=0.0,
-                max_tokens=num_tokens,
-                ignore_eos=True,
-                extra_args={CONFIG_KEY: options.to_dict()} if options else None,
-                **fields.pop("sampling", {}),
+                **{
+                    "temperature": 0.0,
+                    "max_tokens": num_tokens,
+                    "ignore_eos": True,
+                    "extra_args": {CONFIG_KEY: options.to_dict()} if options else None,
+                    **fields.pop("sampling", {}),
+                }
             ),
             pooling_params=None,
             block_hasher=self.hasher,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from step_rig import BLOCK_SIZE, StepRig, prompt
 
-from minipic_backend.config import SpanOptions
+from minipic_backend.config import CONFIG_KEY, SpanOptions
 from minipic_backend.plugin.span_jobs import JOB_PREFIX
 from minipic_backend.spans.patches import Patch, Place
 from minipic_backend.spans.segments import SegmentKind, parse_segments
@@ -91,3 +91,24 @@ def test_answers_end_where_positions_do(rig: StepRig, room: int) -> None:
     assert served.request.abort_immediately == (room == 0)
     rig.finish()
     assert room == 0 or len(served.tokens) == room
+
+
+@pytest.mark.parametrize(
+    ("options", "early"),
+    [
+        (None, False),
+        ({"frame": "none", "places": ()}, False),
+        ('{"frame": "none", "places": []}', False),
+        ({"frame": "none"}, False),
+        ({"places": ((32, 64),)}, True),
+        ('{"places": [[32, 64]]}', True),
+    ],
+)
+def test_only_for_places_is_a_prompt_read_before_its_turn(
+    rig: StepRig, options: Any, early: bool
+) -> None:
+    extra_args = {CONFIG_KEY: options} if options is not None else None
+    served = rig.add(prompt(1, 2), sampling={"extra_args": extra_args})
+    assert bool(served.request.block_hashes) == early
+    rig.finish()
+    assert len(served.request.block_hashes) == len(prompt(1, 2)) // BLOCK_SIZE

@@ -14,7 +14,7 @@ from segment_prompts import CONFIG, Drawn, all_options, given, patched_prompts, 
 
 from minipic_backend.attention import gathered as gathered_module
 from minipic_backend.attention.gathered import GatheredRun, Scratch, gather_run, gathered_attention
-from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
+from minipic_backend.attention.kv_layout import BlockLayout, Selection, probe_layout
 from minipic_backend.attention.rotary import Rotary, cos_sin_table, rotate
 from minipic_backend.attention.rows import PlacedRun, Run, split_runs
 from minipic_backend.attention.sequences import context_sequences
@@ -343,12 +343,13 @@ def test_strong_keys_that_the_sample_misses_in_bf16() -> None:
     """Two scores of about 30 above every 16th key's: off by x / 256 each at most, as stated."""
     q = torch.zeros(1, 1, 8)
     q[..., :2] = 1.0
-    k = torch.zeros(1, 8, 48)
+    k = torch.zeros(1, 9, 48)
     k[0, :2, 5] = torch.tensor([30.0, 0.06])
     k[0, :2, 9] = torch.tensor([30.0, -0.06])
-    mask = torch.zeros(1, 1, 48)
-    run = GatheredRun(0, 1, torch.zeros(0, dtype=torch.int64), None, None, mask[0])
-    exact = torch.bmm(q.double(), k.double()).softmax(-1)
+    k[0, 8] = 1.0
+    mask = torch.zeros(1, 0)
+    run = GatheredRun(0, 1, Selection(torch.arange(1), 48, ((0, 48),)), None, None, mask)
+    exact = torch.bmm(q.double(), k[:, :8].double()).softmax(-1)
     q, k, mask = q.bfloat16(), k.bfloat16(), mask.bfloat16()
     scores = gathered_module._scores_bf16(run, q, k, mask, 1.0)
     bound = 30.06 / 256

@@ -16,7 +16,8 @@ rounded least:
     scores = round(scale · (q·k - m)) + mask,   m = the largest q·k of every 16th key
 
 A score that is x above scale · m is off by x / 256 at most: by 2 % of its weight at 5 above. The
-product takes m off by itself: q has one more number, -m, and k one more, 1.
+product takes m off by itself where there are many queries: q has one more number, -m, and k one
+more, 1.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ __all__ = ["GatheredRun", "Scratch", "gather_run", "gathered_attention", "multip
 
 _MAX_SCORES = 2**22
 """Scores that are held at once; more queries than that allows are served in turns."""
+
+_FEW_QUERIES = 8
+"""Up to so many, a number more in each key costs more than it saves."""
 
 _SAMPLE_STEP = 16
 """One key of so many is looked at for the number that is taken off a row of scores."""
@@ -99,12 +103,12 @@ class GatheredRun:
         return self._masks[dtype]
 
     def key_angles(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """cos and sin of `shifts`: [rotary_dim / 2, num_turned]. Kept, since all layers of a model
-        ask for the same few tables."""
+        """cos [rotary_dim / 2, num_turned] of `shifts`, and (-sin, sin) [2, rotary_dim / 2,
+        num_turned]. Kept, since all layers of a model ask for the same few tables."""
         assert self.shifts is not None
         if id(rotary) not in self._angles:
             cos, sin = rotary.cos_sin[self.shifts].t().contiguous().chunk(2, dim=0)
-            self._angles[id(rotary)] = cos, sin
+            self._angles[id(rotary)] = cos, torch.stack((-sin, sin))
         return self._angles[id(rotary)]
 
 
@@ -202,9 +206,9 @@ def gathered_attention(
     v = layout.gather_values(value_cache, run.keys).to(dtype)
     num_keys = k.shape[2]
     if run.shifts is not None:
-        cos, sin = run.key_angles(rotary)
+        cos, sines = run.key_angles(rotary)
         turned = k[..., run.first_turned : run.first_turned + len(run.shifts)]
-        _turn(turned, cos, sin, run.scratch, is_neox=rotary.is_neox)
+        _turn(turned, cos, sines, run.scratch, is_neox=rotary.is_neox)
     q = query.to(dtype)
     if run.query_shifts is not None:
         # The model puts mscale on what it rotates of q and of k: here q carries both.
@@ -214,7 +218,7 @@ def gathered_attention(
     # [num_kv_heads, num_queries · group, head_size]
     q = q.view(num_queries, num_kv_heads, group, head_size).transpose(0, 1)
     q = q.reshape(num_kv_heads, num_queries * group, head_size)
-    if in_bf16:
+    if in_bf16 and num_queries > _FEW_QUERIES:
         k = torch.cat((k, k.new_ones(num_kv_heads, 1, num_keys)), dim=1)
     mask = run.mask_as(dtype)
     turn = max(1, _MAX_SCORES // (num_heads * num_keys))
@@ -249,15 +253,19 @@ def _scores(
 
 
 def _scores_bf16(run: GatheredRun, q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The same in bfloat16, each row less a number near its maximum. `k` ends with a row of ones:
-    [num_kv_heads, head_size + 1, num_keys]."""
-    sample = torch.bmm(q, k[:, :-1, ::_SAMPLE_STEP].contiguous())
+    """The same in bfloat16, each row less a number near its maximum. `k` may end with a row of
+    ones: [num_kv_heads, head_size + 1, num_keys]."""
+    sample = torch.bmm(q, k[:, : q.shape[2], ::_SAMPLE_STEP].contiguous())
     first = -(k.shape[2] - mask.shape[1]) % _SAMPLE_STEP  # of the mask's keys in the sample
     _masked(sample, mask[:, first::_SAMPLE_STEP])
     # The first key is seen by all queries. amax is slow in bf16.
     highest = sample.float().amax(dim=-1, keepdim=True).to(q.dtype)
     scores = run.scratch.take("scores", (*q.shape[:2], k.shape[2]), q.dtype)
-    torch.baddbmm(scores, torch.cat((q, -highest), dim=2), k, beta=0, alpha=scale, out=scores)
+    if k.shape[1] == q.shape[2]:
+        torch.baddbmm(highest * -scale, q, k, alpha=scale, out=scores)
+    else:
+        q = torch.cat((q, -highest), dim=2)
+        torch.baddbmm(scores, q, k, beta=0, alpha=scale, out=scores)
     return _masked(scores, mask)
 
 
@@ -270,13 +278,13 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     return scores
 
 
-def _turn(k: Tensor, cos: Tensor, sin: Tensor, scratch: Scratch, *, is_neox: bool) -> None:
+def _turn(k: Tensor, cos: Tensor, sines: Tensor, scratch: Scratch, *, is_neox: bool) -> None:
     """`rotate` along dim 1 of [num_kv_heads, head_size, num_keys], in place; in float32, rounded
     once. Few operations: each costs two threads' waking up."""
     num_heads, head_size, num_keys = k.shape
     half = cos.shape[0]
     if not is_neox or 2 * half != head_size:
-        k.copy_(rotate(k.float(), cos[None], sin[None], is_neox=is_neox, dim=1))
+        k.copy_(rotate(k.float(), cos[None], sines[1:], is_neox=is_neox, dim=1))
         return
     # [a b] cos + [b a] [-sin sin], both halves at once
     aba = scratch.take("aba", (num_heads, 3, half, num_keys), torch.float32)
@@ -284,5 +292,5 @@ def _turn(k: Tensor, cos: Tensor, sin: Tensor, scratch: Scratch, *, is_neox: boo
     aba[:, 2] = aba[:, 0]
     turned = scratch.take("turned", (num_heads, 2, half, num_keys), torch.float32)
     torch.mul(aba[:, :2], cos, out=turned)
-    turned.addcmul_(aba[:, 1:], torch.stack((-sin, sin)))
+    turned.addcmul_(aba[:, 1:], sines)
     k.copy_(turned.view(k.shape))

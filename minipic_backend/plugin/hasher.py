@@ -15,7 +15,7 @@ from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
 from minipic_backend.errors import ConfigurationError, PromptError, shown
 from minipic_backend.plugin import seams
 from minipic_backend.spans.hashing import SpanHashChain
-from minipic_backend.spans.segments import SegmentTable, is_framed_span, parse_segments
+from minipic_backend.spans.segments import SegmentTable, has_markers, is_framed_span, parse_segments
 from minipic_backend.spans.span_hashes import SpanHashes
 
 __all__ = [
@@ -89,7 +89,7 @@ class SpanBlockHasher:
         prompt = request.prompt_token_ids
         if prompt is None:
             return False
-        if self._config.ssep in prompt or self._config.pdep in prompt:
+        if has_markers(prompt, self._config):
             return True
         # Options that are wrong without spans are refused where a prompt is read.
         return CONFIG_KEY in (getattr(request.sampling_params, "extra_args", None) or ())
@@ -208,7 +208,8 @@ def request_segments(
 
 def worker_segments(request: Any, config: SpanConfig) -> SegmentTable | None:
     """Segments as a worker needs them: None too for `frame + span`, a job of the scheduler's."""
-    token_ids = request.prompt_token_ids
-    if token_ids is not None and is_framed_span(token_ids, config):
+    prompt = request.prompt_token_ids
+    if prompt is None or not has_markers(prompt, config):
         return None
-    return request_segments(request, config)
+    prompt = np.asarray(prompt, dtype=np.int64)
+    return None if is_framed_span(prompt, config) else request_segments(request, config, prompt)

@@ -22,7 +22,14 @@ from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.errors import MalformedSpansError
 from minipic_backend.spans.patches import Patch
 
-__all__ = ["Segment", "SegmentKind", "SegmentTable", "is_framed_span", "parse_segments"]
+__all__ = [
+    "Segment",
+    "SegmentKind",
+    "SegmentTable",
+    "has_markers",
+    "is_framed_span",
+    "parse_segments",
+]
 
 
 MAX_VIEWS = 1 << 21
@@ -208,13 +215,13 @@ def parse_segments(
             span, a span that ends in a whole block of pads, too many dependent segments, or a
             patch or a place where there may be none.
     """
-    tokens = np.asarray(token_ids, dtype=np.int64)
-    is_marker = (tokens == config.ssep) | (tokens == config.pdep)
-    starts = np.flatnonzero(is_marker)
-    if starts.size == 0:
+    if not has_markers(token_ids, config):
         if options.patches or options.places:
             raise MalformedSpansError("Patches or places in a prompt without spans", 0)
         return None
+    tokens = np.asarray(token_ids, dtype=np.int64)
+    is_marker = (tokens == config.ssep) | (tokens == config.pdep)
+    starts = np.flatnonzero(is_marker)
     misplaced = starts[starts % config.block_size != 0]
     if misplaced.size:
         index = int(misplaced[0])
@@ -332,6 +339,14 @@ def _check_patch(
             raise MalformedSpansError(
                 f"The patch of tokens {patch.start} to {patch.end} {what}", patch.at
             )
+
+
+def has_markers(token_ids: Sequence[int] | NDArray[np.integer], config: SpanConfig) -> bool:
+    """Whether a prompt, [num_tokens], is no ordinary one. The cheapest pass over a list: every
+    process that meets a request makes one."""
+    if isinstance(token_ids, np.ndarray):
+        return bool(((token_ids == config.ssep) | (token_ids == config.pdep)).any())
+    return not {config.ssep, config.pdep}.isdisjoint(token_ids)
 
 
 def is_framed_span(token_ids: Sequence[int] | NDArray[np.integer], config: SpanConfig) -> bool:

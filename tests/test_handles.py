@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from minipic_backend import EngineError, MalformedSpansError
-from minipic_backend.engines.driver import Delta, EngineDriver, Handle
+from minipic_backend.engines.driver import Delta, EngineDriver, FairLock, Handle
 
 
 class Driver:
@@ -139,3 +140,27 @@ def test_a_refusal_in_vllms_front_end_stays_what_it_is(wrapped: bool) -> None:
     assert caught.value.token_index == 70
     assert aborted == [["r"]]
     assert not driver._handles
+
+
+def test_who_gives_the_lock_back_and_wants_it_again_comes_last() -> None:
+    lock = FairLock()
+    had_it: list[str] = []
+
+    def take(name: str) -> None:
+        with lock:
+            had_it.append(name)
+
+    waiting = [threading.Thread(target=take, args=(name,)) for name in "abc"]
+    with lock:
+        for number, thread in enumerate(waiting, 2):
+            thread.start()
+            while len(lock._queue) < number:
+                time.sleep(0.001)
+        assert not had_it
+    with lock:
+        assert had_it == ["a", "b", "c"]
+    for thread in waiting:
+        thread.join()
+    with pytest.raises(KeyError), lock:
+        raise KeyError
+    take("d")  # free again

@@ -13,9 +13,10 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +40,36 @@ _T = TypeVar("_T")
 _start_lock = threading.Lock()
 _live_inline: set[int] = set()
 """Engines of this process that share torch's process groups; the last to go tears them down."""
+
+
+class FairLock:
+    """A lock that goes to whoever has waited longest: one who gives it back and wants it again at
+    once comes last."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._queue: deque[threading.Lock] = deque()  # the holder's first
+
+    def __enter__(self) -> None:
+        turn = threading.Lock()
+        turn.acquire()
+        with self._mutex:
+            self._queue.append(turn)
+            if len(self._queue) == 1:
+                return
+        turn.acquire()
+
+    def __exit__(self, *args: object) -> None:
+        with self._mutex:
+            self._queue.popleft()
+            if self._queue:
+                self._queue[0].release()
+
+
+_inline_model = FairLock()
+"""Held while an engine of this process runs its model: vLLM keeps what a model's layers look up
+(`vllm.forward_context`) in one place for the whole process, where a second engine on its own thread
+would find the first one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +347,13 @@ class EngineDriver:
                     'a process of its own (process="separate")'
                 )
             try:
-                llm = LLMEngine(
-                    vllm_config=config,
-                    executor_class=Executor.get_class(config),
-                    log_stats=False,
-                    multiprocess_mode=separate,
-                )
+                with nullcontext() if separate else _inline_model:  # it runs the model once
+                    llm = LLMEngine(
+                        vllm_config=config,
+                        executor_class=Executor.get_class(config),
+                        log_stats=False,
+                        multiprocess_mode=separate,
+                    )
             except BaseException:
                 seams.restore_block_hasher()
                 raise
@@ -341,7 +373,9 @@ class EngineDriver:
             command()
 
     def _step(self) -> None:
-        for output in self._llm.step():
+        with nullcontext() if self._separate_process else _inline_model:
+            outputs = self._llm.step()
+        for output in outputs:
             handle = self._handles.get(output.request_id)
             if handle is None:
                 continue

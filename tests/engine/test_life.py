@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from prompts import passages
+from check import assert_same
+from prompts import PromptMaker, passages
 
 from minipic_backend import (
     Engine,
@@ -132,6 +133,26 @@ def test_many_threads_at_once(engine: Engine, exact_rig: Any) -> None:
     # vLLM tells the runner of finished requests in the next step; then it remembers none of them.
     engine.generate("Hello", max_tokens=1)
     assert len(exact_rig.runner.span_tables) <= 1
+
+
+def test_engines_of_one_process_at_once(rigs: Any) -> None:
+    """Each on a thread of its own, and vLLM's layers look things up in one place for all."""
+    both = [rigs.get("float32", encoding) for encoding in ("span_local", "unrotated")]
+    makers = [PromptMaker(rig.engine.tokenizer, rig.config) for rig in both]
+    alone = [rig.run(make.usual(3), num_tokens=4) for rig, make in zip(both, makers, strict=True)]
+
+    def run(rig: Any, make: PromptMaker) -> list[Any]:
+        found = []
+        for number in range(4):
+            rig.run(make.usual(3, first=40 + 3 * number))
+            found.append(rig.run(make.usual(3), num_tokens=4))
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(run, both, makers))
+    for rig, want, found in zip(both, alone, together, strict=True):
+        for answer in found:
+            assert_same(rig, answer, want)
 
 
 def test_reset_cache_keeps_running_requests(engine: Engine) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 from segment_prompts import (
     CONFIG,
@@ -50,6 +54,23 @@ def test_compact_behind_the_prefix() -> None:
         (SPAN, 16, 20, 0, 13, 8),
         (DEPENDENT, 20, 23, 0, 17, 17),
     ]
+
+
+@pytest.mark.parametrize(
+    "as_kind",
+    [
+        tuple,
+        lambda ids: array("q", ids),
+        lambda ids: np.array(ids, dtype=np.int32),
+        lambda ids: list(np.array(ids)),
+        lambda ids: list(torch.tensor(ids)),
+    ],
+    ids=["tuple", "array", "numpy", "numpy numbers", "torch numbers"],
+)
+def test_token_ids_of_any_kind(as_kind: Any) -> None:
+    table = parse(as_kind(USUAL))
+    assert rows(table) == rows(parse(USUAL))
+    assert parse_segments(as_kind([A] * 9), CONFIG, SpanOptions()) is None
 
 
 def test_padded_behind_nothing() -> None:

@@ -346,7 +346,8 @@ def has_markers(token_ids: Sequence[int] | NDArray[np.integer], config: SpanConf
     process that meets a request makes one."""
     if isinstance(token_ids, np.ndarray):
         return bool(((token_ids == config.ssep) | (token_ids == config.pdep)).any())
-    return not {config.ssep, config.pdep}.isdisjoint(token_ids)
+    # By equality, not by hash: of the numbers of a tensor, say, each has a hash of its own.
+    return config.ssep in token_ids or config.pdep in token_ids
 
 
 def is_framed_span(token_ids: Sequence[int] | NDArray[np.integer], config: SpanConfig) -> bool:

@@ -212,6 +212,14 @@ MODEL_FIELDS: dict[str, set[str]] = {
 }  # fmt: skip
 
 SOURCE_HOLDS: dict[str, list[str]] = {
+    # What an ended engine process must wake.
+    "v1.engine.core_client.SyncMPClient.get_output": [
+        "self.outputs_queue.get()", "isinstance(outputs, Exception)", "raise self",
+    ],
+    "v1.engine.core_client.SyncMPClient.call_utility": [
+        "self.utility_results[call_id] = future", "future.result()",
+    ],
+    "v1.engine.utils.CoreEngineProcManager.__init__": ["self.processes"],
     # Ready token ids skip the template, not what comes behind it.
     "renderers.online_renderer.OnlineRenderer.preprocess_chat": [
         "_reused_prompt_token_ids(request", "tokens_input(", "adjust_request(",

@@ -357,7 +357,9 @@ class EngineDriver:
             except BaseException:
                 seams.restore_block_hasher()
                 raise
-            if not separate:
+            if separate:
+                seams.wake_on_engine_death(llm)
+            else:
                 _live_inline.add(id(self))
         return llm
 

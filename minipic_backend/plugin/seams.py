@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import multiprocessing.connection
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
 from typing import Any
 
 VLLM_MINOR = "0.32"
@@ -193,6 +196,28 @@ def has_kv_connector() -> bool:
     from vllm.distributed.kv_transfer import has_kv_transfer_group
 
     return bool(has_kv_transfer_group())
+
+
+def wake_on_engine_death(llm: Any) -> None:
+    """Ends all waiting for an engine in a process of its own once that process has ended.
+
+    vLLM's synchronous client notes a killed process, so that later calls fail, but who waits for
+    outputs or for the result of a call by then would wait for ever.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    client = llm.engine_core
+    sentinels = [process.sentinel for process in client.resources.engine_manager.processes]
+    outputs, calls = client.outputs_queue, client.utility_results
+
+    def watch() -> None:
+        multiprocessing.connection.wait(sentinels)
+        outputs.put_nowait(EngineDeadError())
+        for future in list(calls.values()):
+            with suppress(InvalidStateError):  # it has its result
+                future.set_exception(EngineDeadError())
+
+    threading.Thread(target=watch, name="minipic-engine-watch", daemon=True).start()
 
 
 def scheduler_here(llm: Any) -> Any | None:

@@ -118,3 +118,37 @@ assert not {"torch", "vllm"} & set(sys.modules)
 print("ANSWER none")
 """
     assert answer(run(tmp_path, script)) == "ANSWER none"
+
+
+def test_an_engine_process_that_dies_is_an_error(tmp_path: Path, model: str) -> None:
+    """Not a wait without an end: for who waits for an answer, who asks afterwards, who closes."""
+    script = f"""
+from minipic_backend import *
+
+def main():
+    import os, signal, subprocess, time
+    engine = Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05, process="separate")
+    stream = engine.stream("One, two,", max_tokens=800, ignore_eos=True)
+    next(stream)
+    rows = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="],
+                          capture_output=True, text=True).stdout.splitlines()
+    (core,) = [int(row.split()[0]) for row in rows if "EngineCore" in row]
+    os.kill(core, signal.SIGKILL)
+    start = time.monotonic()
+    for ask in (lambda: list(stream), lambda: engine.generate("Three,", max_tokens=1)):
+        try:
+            ask()
+            print("ANSWERED")
+        except EngineError as error:
+            print("ENDED", type(error).__name__, error)
+    engine.close()
+    print("CLOSED", time.monotonic() - start < 30)
+
+if __name__ == "__main__":
+    main()
+"""
+    done = run(tmp_path, script)
+    ended = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ENDED")]
+    assert ended == ["EngineError", "EngineClosedError"], done.stdout + done.stderr[-3000:]
+    assert "ANSWERED" not in done.stdout
+    assert "CLOSED True" in done.stdout

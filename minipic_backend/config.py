@@ -233,7 +233,7 @@ def _as_primer(primer: Any) -> Literal["auto"] | tuple[str, ...] | None:
 
 def _check_keys(cls: type, values: Mapping[str, Any]) -> None:
     known = {field.name for field in fields(cls)}
-    if unknown := sorted(set(values) - known):
+    if unknown := sorted(set(values) - known, key=str):
         raise ConfigurationError(
             f"Unknown {CONFIG_KEY} option {', '.join(map(shown, unknown))}; known: "
             f"{', '.join(sorted(known))}"

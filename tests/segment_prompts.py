@@ -106,7 +106,8 @@ def prompts(draw: st.DrawFn, *, min_segments: int = 1, max_segments: int = 6) ->
 @st.composite
 def patched_prompts(draw: st.DrawFn, *, max_segments: int = 5, places: bool = False) -> Drawn:
     """A prompt with spans, and patches of any of their tokens in front of its last segment: the
-    same tokens again, or others, up to as many. With `places`, some segments stand further on."""
+    same tokens again, or others, up to as many, or none. With `places`, some segments stand further
+    on."""
     drawn = draw(prompts(min_segments=2, max_segments=max_segments))
     *front, last = drawn.parts
     patches: list[tuple[tuple[int, ...], int, int]] = []
@@ -117,8 +118,8 @@ def patched_prompts(draw: st.DrawFn, *, max_segments: int = 5, places: bool = Fa
             again = part[lo:hi]
             num_tokens = sum(token != PAD for token in again)
             if part[0] == SSEP and num_tokens:
-                other = tuple(draw(st.lists(words, min_size=1, max_size=num_tokens)))
-                tokens = draw(st.sampled_from([again, other]))
+                other = tuple(draw(st.lists(words, max_size=num_tokens)))
+                tokens = draw(st.sampled_from([again, other])) or (PAD,)
                 patches.append((_filled(list(tokens)), start + lo, start + hi))
         start += len(part)
     patches = draw(st.permutations(patches))

@@ -19,6 +19,7 @@ from minipic_backend.attention.rotary import Rotary, cos_sin_table, rotate
 from minipic_backend.attention.rows import PlacedRun, Run, split_runs
 from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.config import SpanOptions
+from minipic_backend.spans.patches import Patch
 from minipic_backend.spans.segments import SegmentKind, SegmentTable
 
 SIZE = CONFIG.block_size
@@ -26,7 +27,16 @@ HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 12
 SCALE = 0.4
 NUM_GENERATED = 5
 GARBAGE = 1e4
-SCRATCH = Scratch()
+
+
+class Poisoned(Scratch):
+    """As other layers and runs leave it: what is not written over shows."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return super().take(name, shape, dtype).fill_(torch.nan)
+
+
+SCRATCH = Poisoned()
 """Shared by every run, shape and dtype in here, as by those of an engine."""
 
 
@@ -114,7 +124,8 @@ def seen_past_patches(table: SegmentTable, token: int, seen: list[int]) -> list[
             first = own.start
             logical = table.logical_positions(0, first)
             seen = [j for j in seen if j > first or (j < first and logical[j] < own.offset)]
-            return sorted([*seen, first])
+            is_empty = own.num_pads == own.num_tokens
+            return seen if is_empty else sorted([*seen, first])
     return seen
 
 
@@ -303,9 +314,9 @@ def as_bf16(layer: Layer) -> Layer:
     return Layer(query, key, value, layer.rotary)
 
 
-@given(any_prompts, all_options, styles, st.sampled_from([0, 2, 99]))
+@given(any_prompts, all_options, styles, st.sampled_from([0, 2, 99]), st.sampled_from([3, 16]))
 def test_dependent_runs_in_bf16(
-    drawn: Drawn, options: SpanOptions, style: tuple[int, bool, float], few: int
+    drawn: Drawn, options: SpanOptions, style: tuple[int, bool, float], few: int, step: int
 ) -> None:
     """Half a percent of the whole, and no row far off: queries, keys, turned keys, scores, weights
     and the output are each rounded to 2^-9. A wrong shift or mask is off by tenths."""
@@ -316,6 +327,7 @@ def test_dependent_runs_in_bf16(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gathered_module, "multiplies_bf16", lambda: True)
         patch.setattr(gathered_module, "_FEW_QUERIES", few)
+        patch.setattr(gathered_module, "_SAMPLE_STEP", step)
         got = attend(layer, table, runs, encoding="span_local", dtype=torch.bfloat16).double()
     want = by_definition(layer, table)
     mine = torch.zeros(num_tokens, dtype=torch.bool)
@@ -324,6 +336,34 @@ def test_dependent_runs_in_bf16(
     if mine.any():
         assert (got - want)[mine].norm() < 0.02 * want[mine].norm()
         torch.testing.assert_close(got[mine], want[mine], rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("encoding", ["span_local", "unrotated"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prefix", [(), (10, 10, 10, 10)])
+@pytest.mark.parametrize("see_markers", [True, False])
+def test_patches_of_nothing(
+    in_bf16: None, encoding: str, dtype: torch.dtype, prefix: tuple[int, ...], see_markers: bool
+) -> None:
+    """With nothing in front, such a patch sees no token at all: 0, as the definition says."""
+    parts = [(1, 11, 12, 13), (1, 12, 13, 3), (3, 3, 3, 3), (2, 10, 11)]
+    first = len(prefix)
+    drawn = Drawn(
+        (prefix, *parts) if prefix else tuple(parts), (), (Patch(first + 8, first, first + 4),)
+    )
+    table = drawn.table(SpanOptions(see_markers=see_markers))
+    num_tokens = len(drawn.token_ids)
+    layer = as_bf16(draw_layer(table, num_tokens, (HEAD_SIZE, True, 1.0)))
+    runs = split_runs(table, first, num_tokens)
+    if encoding == "span_local":
+        runs = [run for run in runs if run.kind is SegmentKind.DEPENDENT]
+    got = attend(layer, table, runs, encoding=encoding, dtype=dtype)
+    want = by_definition(layer, table)
+    limit = 2e-5 if dtype == torch.float32 else 0.1
+    for run in runs:
+        own = slice(run.start, run.end)
+        torch.testing.assert_close(got[own].double(), want[own], rtol=0, atol=limit)
+    assert bool(prefix) == bool(want[first + 8 : first + 12].any())
 
 
 def test_large_scores_in_bf16(in_bf16: None) -> None:

@@ -89,6 +89,16 @@ def test_gathering_copies_the_blocks_alone() -> None:
         assert 0 < largest < cache.numel()  # a quarter of the cache's bytes
 
 
+def test_layers_of_equal_strides_and_other_heads() -> None:
+    """As where vLLM gives every layer's blocks the room of the largest."""
+    layout = probe_layout(lambda numbers: (numbers.flatten(),) * 2, BLOCK_SIZE, HEAD_SIZE)
+    whole = torch.randn(4, 3, BLOCK_SIZE, HEAD_SIZE)
+    chosen = Selection(torch.tensor([3, 1]), BLOCK_SIZE, ((5, 40),))
+    rows = whole[[3, 1]].transpose(0, 1).flatten(1, 2)[:, 5:40]
+    for num_heads in (1, 3, 2):
+        assert torch.equal(layout.gather_values(whole[:, :num_heads], chosen), rows[:num_heads])
+
+
 def test_a_cache_that_is_not_made_of_lines_is_refused() -> None:
     chosen = Selection(torch.arange(2), BLOCK_SIZE, ((0, 40),))
     whole = torch.zeros(2, 2, BLOCK_SIZE, HEAD_SIZE + 1)

@@ -138,6 +138,11 @@ def test_what_is_no_patch(patches: Any) -> None:
         SpanOptions(patches=patches)
 
 
+def test_unknown_options_whatever_names_them() -> None:
+    with pytest.raises(ConfigurationError, match="'speed'"):
+        SpanOptions.from_dict({"speed": "high", 7: 1, None: 2})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     ("patches", "what"),
     [

@@ -130,7 +130,8 @@ def gather_run(
         scratch: shared with other runs; None for its own.
     """
     run = placed.run
-    blocks, pieces, tokens, shifts = [], [], [], []
+    pieces = []
+    blocks, tokens, shifts = ([np.empty(0, dtype=np.int64)] for _ in range(3))
     num_slots = 0
     for seen in run.seen:
         end = min(seen.end, run.end)
@@ -189,7 +190,8 @@ def gathered_attention(
         soft_cap: scores become soft_cap · tanh(score / soft_cap); 0 for none.
 
     Returns:
-        [num_queries, num_heads, head_size], bfloat16 where products are, else float32.
+        [num_queries, num_heads, head_size], bfloat16 where products are, else float32; 0 where
+        nothing is seen.
     """
     num_queries, num_heads, head_size = query.shape
     num_kv_heads = key_cache.shape[1]
@@ -201,6 +203,8 @@ def gathered_attention(
         and multiplies_bf16()
     )
     dtype = torch.bfloat16 if in_bf16 else torch.float32
+    if not run.keys.pieces:
+        return query.new_zeros(query.shape, dtype=dtype)
     # k: [num_kv_heads, head_size, num_keys]; v: [num_kv_heads, num_keys, head_size]
     k = layout.gather_keys(key_cache, run.keys).to(dtype)
     v = layout.gather_values(value_cache, run.keys).to(dtype)
@@ -240,11 +244,7 @@ def gathered_attention(
 def _scores(
     run: GatheredRun, q: Tensor, k: Tensor, mask: Tensor, scale: float, soft_cap: float
 ) -> Tensor:
-    """float32 [num_kv_heads, queries · group, num_keys]; `mask` is [queries, num_masked].
-
-    Whole products: the same bits however a prompt is cut into chunks, which matters where every
-    token of every prompt goes this way (`unrotated`).
-    """
+    """float32 [num_kv_heads, queries · group, num_keys]; `mask` is [queries, num_masked]."""
     scores = run.scratch.take("scores", (*q.shape[:2], k.shape[2]), q.dtype)
     torch.bmm(q * scale, k, out=scores)
     if soft_cap:

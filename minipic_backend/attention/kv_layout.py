@@ -49,13 +49,14 @@ class Selection:
         per_block, per_head, per_token = steps = [stride // width for stride in strides]
         last = sum((n - 1) * step for n, step in zip(cache.shape[:3], steps, strict=True))
         lines = cache.as_strided((last + 1, width), (width, 1))
-        # All layers of a model have the same strides.
-        if cache.stride() not in self._lines:
+        # Most models' layers have all the same.
+        key = (cache.shape[1], *cache.stride())
+        if key not in self._lines:
             slots = torch.cat([torch.arange(start, end) for start, end in self.pieces])
             block, place = self.block_ids[slots // self.block_size], slots % self.block_size
             heads = torch.arange(cache.shape[1])[:, None] * per_head
-            self._lines[cache.stride()] = (heads + block * per_block + place * per_token).flatten()
-        return lines, self._lines[cache.stride()]
+            self._lines[key] = (heads + block * per_block + place * per_token).flatten()
+        return lines, self._lines[key]
 
 
 @dataclass(frozen=True)

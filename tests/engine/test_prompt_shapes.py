@@ -10,6 +10,7 @@ from check import assert_same, assert_true
 from prompts import PromptMaker, join, passages
 
 from minipic_backend.config import SpanOptions
+from minipic_backend.spans.patches import Patch
 
 NUM_TOKENS = 3
 
@@ -125,6 +126,17 @@ def test_cold_warm_and_chunked(rigs: Any, truth: Any, encoding: str, shape: str)
     assert_true(rig, truth, cold, prompt, options)
     assert_same(rig, warm, cold)
     assert_same(rig, chunked, cold)
+
+
+def test_a_patch_of_nothing_at_the_very_beginning(rig: Any, make: PromptMaker, truth: Any) -> None:
+    """It sees no token at all."""
+    size = rig.config.block_size
+    front = join(*make.spans(2))
+    prompt = [*front, *[rig.config.pad] * size, *make.question()]
+    options = SpanOptions(patches=(Patch(len(front), 0, size),))
+    rig.reset()
+    answer = rig.run(prompt, options, num_tokens=NUM_TOKENS)
+    assert_true(rig, truth, answer, prompt, options)
 
 
 @pytest.mark.parametrize("num_pads", [0, 1, 9])

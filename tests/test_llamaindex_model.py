@@ -433,6 +433,18 @@ def test_copies_share_the_engine_unless_they_ask_for_another(
     assert all(engine.closed for engine in engines.made)
 
 
+def test_what_closing_calls_belongs_to_those_on_the_engine(engines: Engines) -> None:
+    llm = MiniPIC(model="m")
+    calls: list[str] = []
+    llm.call_on_close(lambda: calls.append("closed"))
+    llm.model_copy(update={"model": "other"}).close()
+    assert calls == []
+    llm.model_copy(deep=True).close()
+    assert calls == ["closed"]
+    llm.close()
+    assert calls == ["closed"]
+
+
 def test_an_engine_of_ones_own_is_not_closed() -> None:
     llm, engine = model()
     with llm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
@@ -15,6 +16,8 @@ from minipic_backend.plugin.hasher import SpanBlockHasher, may_have_places
 from minipic_backend.spans.segments import SegmentTable
 
 __all__ = ["SpanHashing"]
+
+_log = init_logger(f"vllm.{__name__}")
 
 
 class SpanHashing(Scheduler):
@@ -50,8 +53,11 @@ class SpanHashing(Scheduler):
         assert self.span_hasher is not None
         try:
             self.span_hasher.read(request)
-        except MiniPICError:
-            # vLLM's front end, which would have refused it, never saw it. It ends with an error.
+        except Exception as error:
+            # vLLM's front end, which would have refused it, never saw it. It ends with an error,
+            # the engine does not.
+            if not isinstance(error, MiniPICError):
+                _log.exception("Request %s cannot be read", request.request_id)
             request.minipic_chain = False
             self.grammar_compile_error_reqs.add(request.request_id)
         request.update_block_hashes()

@@ -562,6 +562,25 @@ def test_what_the_front_end_would_have_refused_ends_with_an_error(
     assert [len(one.tokens) for one in others] == [3, 1]
 
 
+def test_a_prompt_that_cannot_be_read_ends_with_an_error(
+    rig: StepRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong there: other requests go on."""
+    read = rig.hasher.read
+
+    def broken(request: Any) -> Any:
+        if request.request_id == "broken":
+            raise TypeError("no such thing")
+        return read(request)
+
+    monkeypatch.setattr(rig.hasher, "read", broken)
+    refused = rig.add(prompt(1), name="broken")
+    other = rig.add(prompt(2, 1))
+    rig.finish()
+    assert refused.request.status == RequestStatus.FINISHED_ERROR
+    assert len(other.tokens) == 1
+
+
 def test_a_prompt_that_is_streamed_in_is_never_scheduled(rig: StepRig) -> None:
     refused = rig.add(prompt(1), resumable=True)
     assert refused.request.abort_immediately

@@ -85,6 +85,8 @@ class EngineBacked(ModelOptions):
         """A copy on the same engine, unless `update` asks for another."""
         copy = super().model_copy(update=update, deep=deep)
         copy._hold = self._hold.of_copy(self, copy)
+        # Closing one of two on the same engine closes the other, too.
+        copy._on_close = self._on_close if copy._hold is self._hold else []
         return copy
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:

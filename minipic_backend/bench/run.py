@@ -34,12 +34,21 @@ __all__ = ["add_arguments", "run"]
 _STOCK_SAMPLES = 1000
 
 BENCHES = ("throughput", "ttft", "decode")
+_OWN_COMMANDS = ("quality", "cost")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `minipic bench`."""
-    parser.epilog = "`minipic bench quality` and `minipic bench cost` have options of their own."
-    parser.add_argument("bench", nargs="+", choices=BENCHES, help="what to measure")
+    own = " and ".join(f"`minipic bench {name}`" for name in _OWN_COMMANDS)
+    parser.epilog = f"{own} have options of their own."
+    parser.add_argument(
+        "bench",
+        nargs="+",
+        type=_bench,
+        metavar="BENCH",
+        help=f"what to measure: {', '.join(BENCHES)}, any of them together; or alone: "
+        f"{', '.join(_OWN_COMMANDS)}",
+    )
     parser.add_argument("--model", default=None, help="folder, hub name, or shape:llama-3-8b")
     parser.add_argument("--engine", default="span_local", help="engine to measure, or several: a,b")
     parser.add_argument("--compare", default=None, help="engines to compare with, e.g. stock")
@@ -73,6 +82,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine_options(parser)
     parser.add_argument("--json", type=Path, default=None, help="write figures there")
+
+
+def _bench(name: str) -> str:
+    if name in _OWN_COMMANDS:
+        raise argparse.ArgumentTypeError(
+            f"{name} has options of its own, and is measured alone: minipic bench {name}"
+        )
+    if name not in BENCHES:
+        raise argparse.ArgumentTypeError(
+            f"no bench {shown(name)}; known: {', '.join(BENCHES + _OWN_COMMANDS)}"
+        )
+    return name
 
 
 def run(options: argparse.Namespace) -> int:

@@ -212,6 +212,45 @@ def test_doctor_knows_a_plugin_left_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert states(checks.check_plugin()) == ["FAIL"]
 
 
+def test_doctor_says_what_is_wrong_with_an_address_or_a_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for options, message, advice in (
+        (["--base-url", "host:8000"], "http://host:8000/v1", "the address"),
+        (["--base-url", "http://host:8000/v1", "--api-key", "“k”"], "U+201C", "--api-key"),
+    ):
+        assert main(["doctor", *options]) == 1
+        failed, advised = capsys.readouterr().out.splitlines()
+        assert failed.startswith("FAIL")
+        assert message in failed
+        assert advice in advised
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench", "qualty"], ["qualty", "throughput", "ttft", "decode", "quality", "cost"]),
+        (["bench", "ttft", "quality"], ["minipic bench quality"]),
+        (["bench", "decode", "cost"], ["minipic bench cost"]),
+    ],
+)
+def test_benches_are_named_where_one_is_unknown(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert all(word in told for word in words)
+
+
+def test_the_help_of_bench_names_all_benches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "throughput, ttft, decode, any of them together; or alone: quality, cost" in told
+
+
 def test_doctor_on_a_model_that_is_not_there(tmp_path: Path) -> None:
     (finding,) = checks.check_model(str(tmp_path))
     assert finding.state == "FAIL"

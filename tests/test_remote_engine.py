@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_vllm import ANSWER, DONE, MODEL, FakeVLLM, event, make_tokenizer, usage
+from pydantic import SecretStr
 
 from minipic_backend import (
     ConfigurationError,
@@ -222,6 +223,52 @@ def test_api_key_of_the_environment(server: FakeVLLM, monkeypatch: pytest.Monkey
     with connect(server) as engine:
         engine.count_tokens("x")
     assert server.headers[-1]["authorization"] == "Bearer from-env"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(
+            {"api_key": key}
+            for key in ("sk-“secret”", "schlüssel", "a\nb", "key\n", " key", "\ud800")
+        ),
+        {"headers": {"x-team": "blå"}},
+        {"headers": {"x-teäm": "blue"}},
+        {"headers": {"x-team": "blue\r\nx: y"}},
+        {"headers": {"x-team": 3}},
+    ],
+    ids=ascii,
+)
+def test_what_no_header_can_carry_is_refused_and_not_shown(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"header|str") as caught:
+        RemoteEngine(URL, **options)
+    assert not any(value in str(caught.value) for value in ("secret", "schl", "blå", "blue"))
+    if key := options.get("api_key"):
+        if key.isprintable():
+            monkeypatch.setenv("MINIPIC_API_KEY", key)
+            with pytest.raises(ConfigurationError, match="api_key has U\\+"):
+                RemoteEngine(URL)
+        with pytest.raises(ConfigurationError, match="api_key has U\\+"):
+            RemoteEngine(URL, api_key=SecretStr(key))
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+@pytest.mark.parametrize("on_missing_plugin", ["error", "plain"])
+def test_an_address_without_v1(plugin: bool, on_missing_plugin: Any) -> None:
+    server = FakeVLLM(plugin=plugin)
+    for address in ("http://server.test", "http://server.test/", "http://server.test/v2"):
+        with (
+            RemoteEngine(address, http=server, on_missing_plugin=on_missing_plugin) as engine,
+            pytest.raises(ConfigurationError, match=r"with its /v1; try http://server\.test/v1$"),
+        ):
+            engine.generate(PROMPT)
+    with (
+        RemoteEngine("http://server.test/other/v1", http=server) as engine,
+        pytest.raises(ConfigurationError, match="is it vLLM's"),
+    ):
+        engine.generate(PROMPT)
 
 
 def test_the_key_is_never_shown(server: FakeVLLM) -> None:

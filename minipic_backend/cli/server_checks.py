@@ -37,7 +37,7 @@ def check_server(base_url: str, model: str | None, api_key: str | None) -> Itera
             base_url, model=model, api_key=api_key, timeout=120.0, on_missing_plugin="error"
         )
     except ConfigurationError as error:
-        yield Finding("FAIL", str(error), "give the address with its /v1")
+        yield Finding("FAIL", str(error), _advice(error))
         return
     with engine:
         try:

@@ -258,5 +258,23 @@ def _headers(api_key: Any, further: Mapping[str, str] | None) -> dict[str, str]:
     key: Any = api_key if api_key is not None else os.environ.get("MINIPIC_API_KEY")
     if hasattr(key, "get_secret_value"):  # pydantic's SecretStr
         key = key.get_secret_value()
+    if key:
+        _check_header(str(key), "api_key")
+    for name, value in (further or {}).items():
+        _check_header(name, "the name of a header")
+        _check_header(value, f"headers[{shown(name)}]")
     own = {"authorization": f"Bearer {key}"} if key else {}
     return {**own, **(further or {})}
+
+
+def _check_header(value: object, what: str) -> None:
+    """Refuses what HTTP cannot send as (part of) a header, without showing it: it may be a key."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{what} must be a str, not {type(value).__name__}")
+    for index, character in enumerate(value):
+        at_edge = index in (0, len(value) - 1) and character == " "
+        if at_edge or not (character.isascii() and character.isprintable()):
+            raise ConfigurationError(
+                f"{what} has U+{ord(character):04X} at index {index}, which an HTTP header cannot "
+                "carry: printable ASCII, without white space at the ends"
+            )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import httpx
+
 from minipic_backend.capability import ROUTE, TOKENIZER_ROUTE, Capability
 from minipic_backend.config import SpanConfig
 from minipic_backend.errors import (
@@ -120,7 +122,15 @@ class Server:
 
     def _without_plugin(self) -> ServerFacts:
         base_url = self._transport.base_url
-        cards = _json(self._transport.get("/models"), base_url).get("data") or []
+        found = self._transport.get("/models")
+        if found.status_code == 404:
+            url = httpx.URL(base_url)
+            hint = "is it vLLM's?" if url.path.endswith("/v1") else f"try {url.join('/v1')}"
+            raise ConfigurationError(
+                f"The server at {base_url} has neither /minipic nor /models there: base_url is the "
+                f"address of an OpenAI API, with its /v1; {hint}"
+            )
+        cards = _json(found, base_url).get("data") or []
         if self._on_missing_plugin == "error":
             raise PluginMissingError(
                 f"The server at {base_url} runs without the MiniPIC plugin: start it with `minipic "

@@ -12,8 +12,9 @@ from minipic_backend.config import (
     resolve_technique,
 )
 from minipic_backend.errors import ConfigurationError
+from minipic_backend.sampling import split_options
 
-__all__ = ["LAYOUT_DEFAULTS", "check_warmable", "choose_layout"]
+__all__ = ["LAYOUT_DEFAULTS", "check_choice", "check_warmable", "choose_layout"]
 
 LAYOUT_DEFAULTS: Mapping[str, Any] = {
     "technique": "primed",
@@ -45,6 +46,18 @@ def choose_layout(
     own = {name: values.get(name) for name in TECHNIQUE_SETTINGS}
     settings = resolve_technique(values["technique"], **own)
     return settings, SpanOptions(settings.span_frame, values["offsets"], values["see_markers"])
+
+
+def check_choice(options: Mapping[str, Any]) -> None:
+    """Refuses layout options that no engine would take, whatever it does by default.
+
+    Args:
+        options: by name, those of other kinds too.
+
+    Raises:
+        ConfigurationError: an unknown value, or two that exclude each other.
+    """
+    choose_layout(LAYOUT_DEFAULTS, split_options(options).layout)
 
 
 def check_warmable(settings: TechniqueSettings) -> None:

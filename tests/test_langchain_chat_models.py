@@ -154,6 +154,14 @@ def test_unknown_options_are_refused(llm: ChatMiniPIC) -> None:
         ({"model": "m", "technique": "prime"}, "'primed'"),
         ({"model": "m", "frame": "system"}, "'prefix'"),
         ({"model": "m", "offsets": "x"}, "'compact'"),
+        ({"model": "m", "late": -1}, "late=-1: a whole number from 0"),
+        ({"model": "m", "technique": "full", "late": -1}, "late=-1"),
+        ({"model": "m", "blocks": -1}, "blocks=-1"),
+        ({"model": "m", "budget": 1.5}, "budget=1.5"),
+        ({"model": "m", "budget": float("nan")}, "budget=nan"),
+        ({"model": "m", "see_markers": "no"}, "see_markers='no'"),
+        ({"model": "m", "budget": 0.1, "blocks": 1}, "exclude each other"),
+        ({"model": "m", "technique": "epic", "budget": 0.1}, "exclude each other"),
     ],
 )
 def test_wrong_arguments_are_told_where_the_model_is_made(
@@ -161,6 +169,18 @@ def test_wrong_arguments_are_told_where_the_model_is_made(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**given)
+
+
+@pytest.mark.parametrize("kind", [ChatMiniPIC, MiniPIC, LlamaIndexMiniPIC])
+def test_layout_options_that_some_engine_takes_are_taken(kind: Any) -> None:
+    for given in (
+        {"late": 0, "blocks": 1, "offsets": "padded"},
+        {"technique": "selective", "budget": 0.5, "blocks": 0},
+        {"frame": "universal", "primer": ["a", "b"], "see_markers": False},
+        {"primer": False, "late": 3},
+        {"technique": "prompt_cache"},
+    ):
+        kind(model="m", **given)
 
 
 def test_options_of_the_engine_are_none_of_a_call(llm: ChatMiniPIC) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.utils.utils import secret_from_env
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from minipic_backend import EngineProtocol
+from minipic_backend.choices import check_choice
 from minipic_backend.config import Frame, Offsets, Technique
 from minipic_backend.engines.shared import without_secrets
 from minipic_backend.sampling import LAYOUT_OPTIONS, REQUEST_OPTIONS, split_options
@@ -111,6 +112,12 @@ class ModelOptions(BaseModel):
         if "model" not in values and values.get("engine") is not None:
             values["model"] = values["engine"].model
         return values
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> Self:
+        """Wrong values are told here rather than by the first call."""
+        check_choice(self._own_options())
+        return self
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
 
 from minipic_backend import EngineProtocol
+from minipic_backend.choices import check_choice
 from minipic_backend.config import Frame, Offsets, Technique
 from minipic_backend.engines.shared import without_secrets
 from minipic_backend.sampling import LAYOUT_OPTIONS, REQUEST_OPTIONS, split_options
@@ -105,6 +106,12 @@ class ModelOptions(BaseModel):
         elif values.get("base_url") is not None:
             values.setdefault("model", "")
         return values
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> Self:
+        """Wrong values are told here rather than by the first call."""
+        check_choice(self._own_options())
+        return self
 
     @field_serializer("engine_options")
     def _dump_engine_options(self, options: dict[str, Any]) -> dict[str, Any]:

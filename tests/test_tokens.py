@@ -199,11 +199,54 @@ def test_an_ordinary_token_as_marker_is_refused_in_text(llama: Any) -> None:
             layout.lay_out(prompt, PAPER)
 
 
-def test_text_that_is_no_unicode(llama: Any) -> None:
+NO_UNICODE = {
+    "document": (
+        Prompt([Span("fine"), Span("né a\ud800b"), Text("q")]),
+        r"Document 2 cannot be encoded: it has \\ud800 at index 4",
+    ),
+    "document with an id": (
+        Prompt([Text("x"), Span("\udc00", id="wiki"), Text("q")]),
+        r"Document 1 \(id 'wiki'\) .* \\udc00 at index 0",
+    ),
+    "raw text": (Prompt("<|eot_id|> é \udfff"), r"The prompt's text .* \\udfff at index 13"),
+    "question": (
+        Prompt.chat([Message("system", "x"), Message("user", [Span("a"), Text("\udfffq?")])]),
+        r"Message 2 \('user'\) .* \\udfff at index 0",
+    ),
+    "second half first": (
+        Prompt.chat([Message("user", [Span("a"), Text("q \udc00\ud83d")])]),
+        r"Message 1 \('user'\) .* \\udc00 at index 2",
+    ),
+    "long": (
+        Prompt([Span("x" * 10**6 + "\ud800" + "y" * 10**6), Text("q")]),
+        r"Document 1 .* \\ud800 at index 1000000,",
+    ),
+}
+
+
+@pytest.mark.parametrize(("prompt", "message"), NO_UNICODE.values(), ids=NO_UNICODE)
+def test_text_that_is_no_unicode(llama: Any, prompt: Prompt, message: str) -> None:
+    """The error names whose it is, the character and its index, and can itself be encoded."""
     layout = layout_of(llama)
-    for prompt in (Prompt([Span("a\ud800"), Text("q")]), Prompt("\udfff")):
-        with pytest.raises(PromptError, match="cannot be encoded"):
-            layout.lay_out(prompt, PAPER)
+    for technique in (PRIMED, PAPER, FULL):
+        with pytest.raises(PromptError, match=message) as caught:
+            layout.lay_out(prompt, technique)
+        assert len(str(caught.value).encode()) < 400
+        assert "\ue000" not in str(caught.value)
+        assert "\\ue00" not in str(caught.value)
+
+
+def test_what_is_no_unicode_elsewhere(llama: Any) -> None:
+    layout = layout_of(llama)
+    with pytest.raises(PromptError, match=r"Document 2 .* \\ud800 at index 1"):
+        layout.warm_prompts(iter(["a", "b\ud800"]), max_tokens=100)
+    with pytest.raises(PromptError, match=r"Document 1 .* \\ud800 at index 1"):
+        layout.lay_out_prefix(Prompt([Text("x"), Span("b\ud800"), Text("q")]), PRIMED)
+    primed = resolve_technique("primed", primer=["a\ud800"])
+    with pytest.raises(PromptError, match=r"\\ud800 at index \d") as caught:
+        layout.lay_out(Prompt([Span("a"), Text("q")]), primed)
+    assert "\\ue00" not in str(caught.value)
+    layout.lay_out(Prompt([Span("\U0001f600"), Text("a\ufffdé")]), PAPER)
 
 
 def test_no_token_to_fill_the_prefix_with() -> None:

@@ -44,6 +44,7 @@ from minipic_backend.layout.sections import (
     late_documents,
     read_sections,
 )
+from minipic_backend.layout.surrogates import check_documents
 from minipic_backend.layout.tokenizer import Tokenizer
 from minipic_backend.layout.tokens import TextEncoder
 from minipic_backend.prompt import Prompt
@@ -211,6 +212,8 @@ class Layout:
         """
         if isinstance(documents, str):
             raise PromptError("documents is a list of texts, not a single str")
+        documents = list(documents)
+        check_documents(documents)
         prefix = tuple(prefix_token_ids)
         tail = (self._config.pdep, self.encoder.newline)
         room = max_tokens - len(prefix) - len(tail)

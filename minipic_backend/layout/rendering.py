@@ -14,6 +14,7 @@ from typing import Any
 
 from minipic_backend.chat import close_texts
 from minipic_backend.errors import PromptError, shown
+from minipic_backend.layout.surrogates import check_prompt
 from minipic_backend.layout.tokenizer import Tokenizer, tokenizer_name
 from minipic_backend.layout.tokens import TextEncoder, any_of
 from minipic_backend.prompt import Message, Part, Prompt, Span, Text
@@ -52,8 +53,10 @@ class Renderer:
         """The pieces of a prompt in order: no two texts meet, no text is empty.
 
         Raises:
-            PromptError: no chat template, or one that refuses the messages or drops a document.
+            PromptError: no chat template, or one that refuses the messages or drops a document;
+                text that is no Unicode.
         """
+        check_prompt(prompt)
         if prompt.is_chat:
             template = template_text(self._tokenizer, prompt.template_kwargs)
             prompt = spell_out_tools(prompt, template)

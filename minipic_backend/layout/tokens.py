@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from minipic_backend.errors import ConfigurationError, PromptError, shown
+from minipic_backend.layout.surrogates import check_encodable
 from minipic_backend.layout.tokenizer import AddedToken, Tokenizer, chat_templates, tokenizer_name
 
 __all__ = ["TextEncoder", "any_of"]
@@ -140,7 +141,9 @@ class TextEncoder:
         try:
             ids = self._encode(text, first)
         except (TypeError, UnicodeError) as error:  # lone surrogates
-            raise PromptError(f"Text that cannot be encoded: {shown(text)}: {error}") from error
+            plain = self.unmark(text)
+            check_encodable(plain, "A text of the prompt")
+            raise PromptError(f"Text that cannot be encoded: {shown(plain)}: {error}") from error
         if not self._reserved.isdisjoint(ids):
             marker = next(token_id for token_id in ids if token_id in self._reserved)
             raise PromptError(

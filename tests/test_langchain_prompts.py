@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections import OrderedDict, UserList, UserString, deque
+from collections import OrderedDict, UserDict, UserList, UserString, deque
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from langchain_core.prompts import (
     MessagesPlaceholder,
     PromptTemplate,
 )
-from langchain_minipic import SpanPromptTemplate, prompts
+from langchain_minipic import SpanPromptTemplate, prompts, span_blocks
 from langchain_minipic.messages import to_prompt
 from langchain_minipic.prompts import SpanHumanMessagePromptTemplate
 
-from minipic_backend import PromptError, Span
+from minipic_backend import PromptError, Span, rank_spans
 
 F_STRING = [("system", "Answer."), ("human", "{context}\n\nQuestion: {question}")]
 MUSTACHE = [("system", "Answer."), ("human", "{{context}}\n\nQuestion: {{{question}}}")]
@@ -152,12 +153,12 @@ def test_bad_documents_are_refused() -> None:
     for value, message in (
         ([*DOCUMENTS, "text"], "Element 3.*str"),
         ([DOCUMENTS[0], None], "Element 1"),
-        ([(DOCUMENTS[0], "no score")], None),
+        ([(DOCUMENTS[0], "no score")], "Variable 'context': documents inside a list"),
+        ([Span("a"), DOCUMENTS[0]], "Variable 'context': A list holds Documents and Spans"),
         ([bad], "page_content must be a str, not int"),
     ):
-        if message:
-            with pytest.raises(PromptError, match=message):
-                prompt.invoke({"context": value, "question": "x"})
+        with pytest.raises(PromptError, match=message):
+            prompt.invoke({"context": value, "question": "x"})
     with pytest.raises(PromptError, match="cannot be formatted"):
         SpanPromptTemplate.from_messages([("human", "{context:.3}")]).invoke(DOCUMENTS)
     with pytest.raises(ValueError, match="whitespace"):
@@ -236,8 +237,9 @@ def test_empty_collections_are_empty_lists(name: str) -> None:
     "value",
     [
         "text", b"text", bytearray(b"text"), range(3), range(10**12), UserString("text"), 3, 0.5,
-        {"a", "b"}, frozenset(), ["a"], deque(["a"]), {"a": 1}.values(), {"a": 1}.items(),
-        np.zeros(3), np.float32(3), np.array(3), Column([1, 2]), {"a": 1}, set(),
+        ["a"], deque(["a"]), {"a": 1}.values(), {"a": 1}.items(), {"a": 1}.keys(),
+        np.zeros(3), np.float32(3), np.array(3), Column([1, 2]), {"a": 1}, {"a": {"b"}}, [{"a"}],
+        [["a"], ["b", ("c", 1)]], UserDict({"a": [1]}), MappingProxyType({"a": None}),
     ],
     ids=repr,
 )  # fmt: skip
@@ -260,6 +262,8 @@ LIKE_A_DOCUMENT = {"page_content": "A text.", "metadata": {"n": 1}}
         ({1: LIKE_A_DOCUMENT}.values(), "not a list of dicts"),
         ((document for document in DOCUMENTS), "not as a generator"),
         (iter(DOCUMENTS), "list_iterator"),
+        ({"a", "b"}, r"Variable '(context|question)': a set has no order"),
+        (frozenset(), r"Variable '(context|question)': a frozenset has no order"),
     ],
 )
 def test_what_was_taken_for_documents_is_refused_where_it_would_be_printed(
@@ -272,6 +276,110 @@ def test_what_was_taken_for_documents_is_refused_where_it_would_be_printed(
             prompt.invoke(values)
     unused = {"context": DOCUMENTS, "question": "x", "unused": value}
     assert len(spans(both_ways(prompt, unused))) == 3
+
+
+NESTED: dict[str, Callable[[list[Any]], Any]] = {
+    "items": lambda d: dict(enumerate(d)).items(),
+    "list of lists": lambda d: [[one] for one in d],
+    "dict": lambda d: dict(enumerate(d)),
+    "dict of lists": lambda d: {"documents": d},
+    "pairs": lambda d: [(one, "no score") for one in d],
+    "other pairs": lambda d: [(0.5, one) for one in d],
+    "list of dicts": lambda d: [{"title": "x", "document": one} for one in d],
+    "dict of dicts": lambda d: {"a": {"b": {"c": deque(d)}}},
+    "keys": lambda d: dict.fromkeys(d, "x"),
+    "user dict": lambda d: UserDict(a=d),
+    "proxy": lambda d: MappingProxyType({"a": d}),
+    "tuple in a deque": lambda d: deque([tuple(d), "x"]),
+    "set of tuples": lambda d: {(one, "x") for one in d},
+    "deep": lambda d: [[[[{"a": [d]}]]]],
+}
+
+
+@pytest.mark.parametrize("nest", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("kind", [HASHABLE, [Span("a", rank=1), Span("b", rank=0)]], ids=type)
+def test_documents_inside_of_other_values_are_refused_where_these_would_be_printed(
+    nest: Callable[[list[Any]], Any], kind: list[Any]
+) -> None:
+    """Else the model reads Python's notation, and nothing is a span."""
+    value = nest(kind)
+    for template in ("f-string", "mustache"):
+        prompt = make(template)
+        with pytest.raises(PromptError, match=r"Variable 'context': documents inside a \w+ would"):
+            prompt.invoke({"context": value, "question": "x"})
+        unused = {"context": DOCUMENTS, "question": "x", "unused": value}
+        assert len(spans(both_ways(prompt, unused))) == 3
+
+
+@pytest.mark.parametrize(
+    ("template_format", "template", "value"),
+    [
+        ("mustache", "{{x.0}}{{x.1}}", [DOCUMENTS[:1], DOCUMENTS[1:]]),
+        ("mustache", "{{x.a.documents}}", {"a": {"documents": DOCUMENTS}}),
+        ("mustache", "{{#x}}{{#.}}{{page_content}}{{/.}}{{/x}}", [DOCUMENTS[:1], DOCUMENTS[1:]]),
+        ("mustache", "{{#x}}{{n}} {{d}}{{/x}}", [{"n": None, "d": one} for one in DOCUMENTS]),
+        ("jinja2", "{% for k, d in x %}{{ d }}{% endfor %}", dict(enumerate(DOCUMENTS)).items()),
+        ("jinja2", "{% for d, k in x %}{{ d }}{% endfor %}", [(one, "k") for one in DOCUMENTS]),
+        ("jinja2", "{% for k in x %}{{ x[k] }}{% endfor %}", dict(enumerate(DOCUMENTS))),
+    ],
+)
+def test_templates_may_reach_documents_inside_of_other_values(
+    template_format: Any, template: str, value: Any
+) -> None:
+    prompt = SpanPromptTemplate.from_messages([("human", template)], template_format)
+    found = spans(both_ways(prompt, {"x": value}))
+    assert [span.text for span in found] == [one.page_content.rstrip() for one in DOCUMENTS]
+
+
+def test_sets_may_be_looked_into() -> None:
+    prompt = SpanPromptTemplate.from_messages(
+        [("human", "{% if 'a' in x %}yes{% endif %}{% for i in x | sort %}{{ i }}{% endfor %}")],
+        "jinja2",
+    )
+    assert both_ways(prompt, {"x": {"b", "a"}})[0].content == "yesab"
+
+
+RANKED = [Span("first", rank=2, id="f"), Span("second"), Span("third\n", rank=0)]
+
+
+@pytest.mark.parametrize("template", ["f-string", "mustache"])
+@pytest.mark.parametrize("collect", [list, tuple, deque, lambda d: dict(enumerate(d)).values()])
+def test_spans_are_taken_as_they_are(template: str, collect: Any) -> None:
+    """In their order, with their own ranks, whatever the prompt does to documents."""
+    for options in (
+        {},
+        {"ranked": False},
+        {"document_prompt": PromptTemplate.from_template("# {title}\n{page_content}")},
+    ):
+        prompt = make(template, **options)
+        found = spans(both_ways(prompt, {"context": collect(RANKED), "question": "x"}))
+        assert found == [*RANKED[:2], Span("third", rank=0)]
+        assert prompt.document_texts(RANKED) == ["first", "second", "third\n"]
+    plain = make(template).invoke({"context": collect(RANKED), "question": "x"}).to_messages()[1]
+    assert plain.text == "first\n\nsecond\n\nthird\n\n\nQuestion: x"
+
+
+def test_one_span_and_spans_in_order_of_ids() -> None:
+    prompt = make("f-string", order="id")
+    assert spans(both_ways(prompt, {"context": RANKED[0], "question": "x"})) == RANKED[:1]
+    mixed = [Span("b", rank=0, id="2"), Span("a", rank=1, id="1")]
+    assert spans(both_ways(prompt, {"context": mixed, "question": "x"})) == mixed[::-1]
+    loop = SpanPromptTemplate.from_messages([("human", "{{#x}}{{page_content}}{{/x}}")], "mustache")
+    assert spans(both_ways(loop, {"x": RANKED[:2]})) == RANKED[:2]
+
+
+def test_documents_ranked_by_the_question() -> None:
+    """One line for documents without a useful order (docs/langchain.md)."""
+    documents = [Document("Rain in Spain."), Document("The wife of Lothair was Teutberga.")]
+    question = "Who was the wife of Lothair?"
+    ranked = rank_spans([document.page_content for document in documents], question)
+    messages = both_ways(make("f-string"), {"context": ranked, "question": question})
+    assert [(span.text, span.rank) for span in spans(messages)] == [
+        ("Rain in Spain.", 1),
+        ("The wife of Lothair was Teutberga.", 0),
+    ]
+    blocks = span_blocks(ranked)
+    assert [block["extras"]["minipic"]["rank"] for block in blocks] == [1, 0]
 
 
 LOOPS = {

@@ -24,6 +24,7 @@ from minipic_backend import (
     EngineProtocol,
     Explanation,
     Prompt,
+    Span,
     WarmReport,
 )
 from minipic_backend.engines.deadline import deadline
@@ -80,7 +81,7 @@ class EngineBacked(ModelOptions):
 
     def warm(
         self,
-        docs: Iterable[DocumentLike] | Document | str,
+        docs: Iterable[DocumentLike] | Document | Span | str,
         prompt: ChatPromptTemplate | Prompt | PromptValue | str | Sequence[Any] | None = None,
         *,
         progress: bool = False,
@@ -89,7 +90,7 @@ class EngineBacked(ModelOptions):
         """Compute documents ahead of time.
 
         Args:
-            docs: documents, or one, as they will be given to the prompt; or their texts.
+            docs: documents or Spans, or one, as they will be given to the prompt; or their texts.
             prompt: where they will be used: with frame "prefix" a span belongs to what precedes
                 the first span of its prompt. A `SpanPromptTemplate` will do, and also decides how
                 documents are formatted; its variables before the documents must be filled in.
@@ -98,7 +99,7 @@ class EngineBacked(ModelOptions):
             options: layout and request options, as in a call.
 
         Raises:
-            PromptError: an element is neither a document nor a str.
+            PromptError: an element is neither a document, nor a Span, nor a str.
         """
         if isinstance(prompt, ChatPromptTemplate) and not isinstance(prompt, SpanPromptTemplate):
             prompt = SpanPromptTemplate(prompt.messages, partial_variables=prompt.partial_variables)
@@ -116,7 +117,7 @@ class EngineBacked(ModelOptions):
 
     async def awarm(
         self,
-        docs: Iterable[DocumentLike] | Document | str,
+        docs: Iterable[DocumentLike] | Document | Span | str,
         prompt: ChatPromptTemplate | Prompt | PromptValue | str | Sequence[Any] | None = None,
         **options: Any,
     ) -> WarmReport:

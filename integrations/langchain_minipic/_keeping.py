@@ -6,7 +6,7 @@ template language, and comes out as marked blocks.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NoReturn, Self
 
@@ -24,12 +24,14 @@ from langchain_minipic.documents import (
     Unranked,
     document_name,
     find_documents,
+    holds_documents,
+    is_mapping,
     listed,
     marked_documents,
     read_document,
 )
 from langchain_minipic.messages import span_block
-from minipic_backend import ConfigurationError, PromptError
+from minipic_backend import ConfigurationError, PromptError, Span
 from minipic_backend.errors import shown
 
 __all__ = ["DocumentOptions", "KeepsDocuments"]
@@ -40,6 +42,14 @@ _IS_NONE = (
     "nothing gives an empty list"
 )
 _NO_DOCUMENT = "Documents are langchain_core's Document(page_content, metadata=…), not {}"
+_NESTED = (
+    "documents inside a {} would be printed in Python's notation: give the documents alone, as a "
+    "list of Document or Span, the best first, or of (document, score)"
+)
+_NO_ORDER = (
+    "a {} has no order, and would read differently from one process to the next: give a list, such "
+    "as sorted(…)"
+)
 
 # Arguments of `read_document`, which runs only for what the template prints.
 _Pending = tuple[Document, StringPromptTemplate | None, int | None]
@@ -108,24 +118,28 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
         inner = {name: v() if callable(v) else v for name, v in partials.items()}
         tested = _tested_for_none(prompt)
         return {
-            name: self._wrap_value(value, slots, keep_none=name in tested)
+            name: self._wrap_variable(name, value, slots, keep_none=name in tested)
             for name, value in {**inner, **values}.items()
         }
 
-    def _wrap_value(self, value: Any, slots: _Slots, *, keep_none: bool = False) -> Any:
+    def _wrap_variable(self, name: str, value: Any, slots: _Slots, *, keep_none: bool) -> Any:
+        if isinstance(value, set | frozenset) and not holds_documents(value):
+            return _RefusedSet(value, _refusal(name, _NO_ORDER, value))
+        return self._wrap_value(name, value, slots, keep_none=keep_none)
+
+    def _wrap_value(self, name: str, value: Any, slots: _Slots, *, keep_none: bool = False) -> Any:
+        """What stands for the value of a variable, or for something inside it."""
         if value is None:
             return None if keep_none else _Nothing()
-        if isinstance(value, dict):
-            inside = {
-                key: self._wrap_value(item, slots, keep_none=keep_none)
-                for key, item in value.items()
-            }
-            return _RefusedDict(inside) if _CONTENT in value else inside
+        if isinstance(value, dict) or (is_mapping(value) and holds_documents(value)):
+            return self._wrap_mapping(name, value, slots, keep_none=keep_none)
         if isinstance(value, str) and is_marked(value):
             return self._wrap_marked(value, slots)
         try:
             documents = find_documents(value)
             if documents is None:
+                if holds_documents(value):
+                    return self._wrap_nested(name, value, slots)
                 return _unless_mistaken(value)
             if not documents:
                 if self.allow_empty:
@@ -134,11 +148,11 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
                     "A list of documents is empty: nothing was retrieved? Set allow_empty=True "
                     "on the prompt to send it without documents"
                 )
-            if isinstance(value, Document):
-                return _OneDocument((value, self.document_prompt, None), slots)
+            if isinstance(value, Document | Span):
+                return _OneDocument(self._pending(documents[0], None), slots)
             ranked = self.ranked and not isinstance(value, Unranked)
-            pending: list[_Pending] = [
-                (document, self.document_prompt, rank if ranked else None)
+            pending = [
+                self._pending(document, rank if ranked else None)
                 for rank, document in enumerate(documents)
             ]
             if self.order == "id":
@@ -146,7 +160,37 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
             items = [_OneDocument(one, slots) for one in pending]
             return _Documents(items, slots.add(pending))
         except PromptError as error:
-            return _Refused(error)  # the template may not use this variable at all
+            # The template may not use this variable at all.
+            return _Refused(PromptError(f"Variable {shown(name)}: {error}"))
+
+    def _pending(self, document: Document | Span, rank: int | None) -> _Pending:
+        if isinstance(document, Span):  # a text as it is to stand there
+            return Document(document.text, id=document.id), None, document.rank
+        return document, self.document_prompt, rank
+
+    def _wrap_mapping(
+        self, name: str, value: Mapping[Any, Any], slots: _Slots, *, keep_none: bool
+    ) -> dict[Any, Any]:
+        inside = {
+            key: self._wrap_value(name, item, slots, keep_none=keep_none)
+            for key, item in value.items()
+        }
+        if _CONTENT in value:
+            return _RefusedDict(inside, PromptError(_NO_DOCUMENT.format("a dict")))
+        if holds_documents(value):
+            return _RefusedDict(inside, _refusal(name, _NESTED, value))
+        return inside
+
+    def _wrap_nested(self, name: str, value: Any, slots: _Slots) -> _RefusedList:
+        """Documents deeper in a collection: a template may reach them, but not print it."""
+        items = []
+        for item in listed(value) or ():
+            if _is_mixed(item):
+                item = self._wrap_nested(name, item, slots)
+            elif holds_documents(item):
+                item = self._wrap_value(name, item, slots)
+            items.append(item)
+        return _RefusedList(items, _refusal(name, _NESTED, value))
 
     def _wrap_marked(self, text: str, slots: _Slots) -> str:
         """Documents that some chain joined to a string."""
@@ -273,22 +317,39 @@ class _Refused(_Slot, Mapping[Any, Any]):
         return self
 
 
-class _RefusedList(_Slot, list[Any]):
-    """A list of what should have been documents; a template may print what is in it."""
+class _Unprinted(_Slot):
+    """What no template may print, though it may look into it."""
+
+    error: PromptError
 
     def __str__(self) -> str:
-        raise PromptError(_NO_DOCUMENT.format("a list of dicts"))
+        raise self.error
 
     __repr__ = __str__
 
 
-class _RefusedDict(_Slot, dict[str, Any]):
-    """The like for what should have been a document; a template may print what is in it."""
+class _RefusedList(_Unprinted, list[Any]):
+    """A list of what should have been documents, or with documents deeper in it."""
 
-    def __str__(self) -> str:
-        raise PromptError(_NO_DOCUMENT.format("a dict"))
+    def __init__(self, items: Iterable[Any], error: PromptError) -> None:
+        super().__init__(items)
+        self.error = error
 
-    __repr__ = __str__
+
+class _RefusedDict(_Unprinted, dict[Any, Any]):
+    """What should have been a document, or has documents in it."""
+
+    def __init__(self, items: Mapping[Any, Any], error: PromptError) -> None:
+        super().__init__(items)
+        self.error = error
+
+
+class _RefusedSet(_Unprinted, set[Any]):
+    """A set: what it prints depends on the process."""
+
+    def __init__(self, items: Iterable[Any], error: PromptError) -> None:
+        super().__init__(items)
+        self.error = error
 
 
 class _Nothing(_Slot):
@@ -345,4 +406,19 @@ def _unless_mistaken(value: Any) -> Any:
         return _Refused(PromptError(f"Documents are given as a list, not as a {kind}"))
     items = listed(value) or ()
     dicts = any(isinstance(item, Mapping) and _CONTENT in item for item in items)
-    return _RefusedList(items) if dicts else value
+    return (
+        _RefusedList(items, PromptError(_NO_DOCUMENT.format("a list of dicts"))) if dicts else value
+    )
+
+
+def _refusal(name: str, message: str, value: Any) -> PromptError:
+    return PromptError(f"Variable {shown(name)}: {message.format(type(value).__name__)}")
+
+
+def _is_mixed(value: Any) -> bool:
+    """Whether this is a list of documents and other things, such as a pair of a dict's items()."""
+    try:
+        find_documents(value)
+    except PromptError:
+        return isinstance(value, list | tuple)
+    return False

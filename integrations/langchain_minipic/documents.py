@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import UserString
+from collections import ChainMap, UserDict, UserString
 from collections.abc import Collection, Iterable, Mapping, MappingView, Sequence, Set
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple, SupportsFloat
 
 from langchain_core.documents import Document
@@ -12,7 +13,7 @@ from langchain_core.prompts import PromptTemplate, format_document
 from langchain_core.prompts.string import StringPromptTemplate
 
 from langchain_minipic._marks import split_marked, unmark
-from minipic_backend import PromptError
+from minipic_backend import PromptError, Span
 from minipic_backend.errors import shown
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "each_document",
     "example_documents",
     "find_documents",
+    "holds_documents",
+    "is_mapping",
     "listed",
     "marked_documents",
     "read_document",
@@ -32,7 +35,10 @@ __all__ = [
 # Sequences, of what are no documents.
 _OTHERS = str | bytes | bytearray | memoryview | range | UserString
 
-DocumentLike = Document | str | tuple[Document, float]
+# Mappings whose values are at hand; reading those of others may cost anything.
+_MAPPINGS = dict | UserDict | ChainMap | MappingProxyType
+
+DocumentLike = Document | Span | str | tuple[Document, float]
 
 
 class Unranked(list[Document]):
@@ -47,8 +53,9 @@ class DocumentText(NamedTuple):
     id: str | None
 
 
-def find_documents(value: Any) -> list[Document] | None:
-    """The documents that `value` is: one, or a collection of them, with or without scores.
+def find_documents(value: Any) -> Sequence[Document | Span] | None:
+    """The documents that `value` is: one, or a collection of them, with or without scores. Spans,
+    as `rank_spans` returns them, are documents too.
 
     None where `value` is something else; an empty list counts as a list of no documents.
 
@@ -60,22 +67,50 @@ def find_documents(value: Any) -> list[Document] | None:
     if (items := listed(value)) is None:
         return None
     found = [_one(item) for item in items]
-    documents = [document for document in found if document is not None]
+    documents = [one for one in found if isinstance(one, Document)]
+    spans = [one for one in found if isinstance(one, Span)]
     unordered = isinstance(value, Set) and not isinstance(value, MappingView | Sequence)
-    if not documents:
+    if not (documents or spans):
         return None if found or unordered else documents
     if unordered:
         raise PromptError(
             f"A {type(value).__name__} of documents has no order: give a list, the best first, or "
             "Unranked([...])"
         )
-    if len(documents) == len(found):
-        return documents
-    place = found.index(None)
-    raise PromptError(
-        f"Element {place} of a list of documents is not a Document but "
-        f"{type(items[place]).__name__}: {shown(items[place])}"
-    )
+    if None in found:
+        place = found.index(None)
+        raise PromptError(
+            f"Element {place} of a list of documents is not a Document but "
+            f"{type(items[place]).__name__}: {shown(items[place])}"
+        )
+    if documents and spans:
+        raise PromptError(
+            "A list holds Documents and Spans, and a Span's rank is its own: give one kind"
+        )
+    return documents or spans
+
+
+def holds_documents(value: Any) -> bool:
+    """Whether a document or Span is anywhere in nested collections."""
+    pending = [value]
+    seen: dict[int, Any] = {}  # holds what it has seen, so that no id comes again
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Document | Span):
+            return True
+        if isinstance(item, str | int | float) or id(item) in seen:
+            continue
+        seen[id(item)] = item
+        if is_mapping(item):
+            pending += [*item.keys(), *item.values()]
+        else:
+            pending += listed(item) or ()
+    return False
+
+
+def is_mapping(value: Any) -> bool:
+    """Whether this is a dict, or one of the standard library's other mappings."""
+    return isinstance(value, _MAPPINGS)
 
 
 def listed(value: Any) -> Sequence[Any] | None:
@@ -137,27 +172,35 @@ def example_documents(
 
 
 def document_texts(
-    documents: Iterable[DocumentLike] | Document | str,
+    documents: Iterable[DocumentLike] | Document | Span | str,
     template: StringPromptTemplate | None = None,
 ) -> list[str]:
-    """Texts of documents, or of one; strings are taken as they are.
+    """Texts of documents, or of one; strings and Spans are taken as they are.
 
     Raises:
-        PromptError: an element is neither a document nor a str.
+        PromptError: an element is neither a document, nor a Span, nor a str.
     """
-    found = each_document(documents)
-    return [one if isinstance(one, str) else read_document(one, template).text for one in found]
+    return [
+        read_document(one, template).text
+        if isinstance(one, Document)
+        else one.text
+        if isinstance(one, Span)
+        else one
+        for one in each_document(documents)
+    ]
 
 
-def each_document(documents: Iterable[DocumentLike] | Document | str) -> list[Document | str]:
-    """Documents, without their scores, and texts; one of them counts as a list.
+def each_document(
+    documents: Iterable[DocumentLike] | Document | Span | str,
+) -> list[Document | Span | str]:
+    """Documents, without their scores, Spans and texts; one of them counts as a list.
 
     Raises:
-        PromptError: an element is neither.
+        PromptError: an element is none of them.
     """
-    if isinstance(documents, Document | str):
+    if isinstance(documents, Document | Span | str):
         return [documents]
-    found: list[Document | str] = []
+    found: list[Document | Span | str] = []
     for place, item in enumerate(documents):
         one = item if isinstance(item, str) else _one(item)
         if one is None:
@@ -169,9 +212,9 @@ def each_document(documents: Iterable[DocumentLike] | Document | str) -> list[Do
     return found
 
 
-def _one(value: Any) -> Document | None:
+def _one(value: Any) -> Document | Span | None:
     """`value` as a document; similarity searches also give (document, score)."""
-    if isinstance(value, Document):
+    if isinstance(value, Document | Span):
         return value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Document):
         return value[0] if isinstance(value[1], SupportsFloat) else None

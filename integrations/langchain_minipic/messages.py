@@ -39,7 +39,7 @@ from langchain_minipic.documents import (
     marked_documents,
     read_document,
 )
-from minipic_backend import Message, Prompt, PromptError, Text
+from minipic_backend import Message, Prompt, PromptError, Span, Text
 from minipic_backend.chat import document_core as canonical
 from minipic_backend.chat import document_parts, join_texts, merge_messages
 from minipic_backend.errors import shown
@@ -63,7 +63,7 @@ _TOOL_CALLS = {"tool_call", "tool_call_chunk", "invalid_tool_call", "tool_use", 
 
 
 def span_blocks(
-    documents: Iterable[DocumentLike] | Document | str,
+    documents: Iterable[DocumentLike] | Document | Span | str,
     *,
     document_prompt: StringPromptTemplate | None = None,
     document_separator: str = "\n\n",
@@ -72,23 +72,25 @@ def span_blocks(
     """Documents as the content of a message, each a span; what a tool may return.
 
     Args:
-        documents: the best first; or one; texts are taken as they are.
+        documents: the best first; or one; texts are taken as they are, and so are `Span`s, with
+            ranks of their own.
         document_prompt: a template over `page_content` and metadata; default: the content alone.
         document_separator: whitespace between documents, for models that read plain text.
         ranked: whether the order is one of relevance.
 
     Raises:
-        PromptError: an element is neither a document nor a str.
+        PromptError: an element is neither a document, nor a Span, nor a str.
     """
     found = each_document(documents)
     blocks = []
     for place, document in enumerate(found):
         rank = place if ranked else None
-        text = (
-            DocumentText(document, rank, None)
-            if isinstance(document, str)
-            else read_document(document, document_prompt, rank)
-        )
+        if isinstance(document, Span):
+            text = DocumentText(document.text, document.rank, document.id)
+        elif isinstance(document, str):
+            text = DocumentText(document, rank, None)
+        else:
+            text = read_document(document, document_prompt, rank)
         gap = document_separator if place < len(found) - 1 else ""
         blocks.append(span_block(text.text + gap, rank=text.rank, id=text.id))
     return blocks

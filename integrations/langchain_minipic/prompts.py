@@ -22,6 +22,7 @@ from pydantic import BaseModel, model_validator
 
 from langchain_minipic._keeping import DocumentOptions, KeepsDocuments
 from langchain_minipic.documents import DocumentLike, document_texts
+from minipic_backend import Span
 from minipic_backend.engines.turns import take_turn
 
 __all__ = [
@@ -68,9 +69,10 @@ class SpanPromptTemplate(ChatPromptTemplate, DocumentOptions):
         )
 
     Where a variable's value is a `Document`, a list of them, or a list of (document, score), the
-    message holds text blocks, those of the documents marked as spans. All other values are
-    formatted as usual. The blocks' texts joined are the plain text, documents separated by blank
-    lines, so the same prompt serves any other chat model.
+    message holds text blocks, those of the documents marked as spans. `Span`s, such as those of
+    `minipic_backend.rank_spans`, are taken as they are, with their own ranks and without
+    `document_prompt`. All other values are formatted as usual. The blocks' texts joined are the
+    plain text, documents separated by blank lines, so the same prompt serves any other chat model.
 
     Combined by `+`, sliced, nested, or made partial, its messages go on keeping documents.
     """
@@ -149,7 +151,9 @@ class SpanPromptTemplate(ChatPromptTemplate, DocumentOptions):
         }
         return _changed(self, changes)
 
-    def document_texts(self, documents: Iterable[DocumentLike] | Document | str) -> list[str]:
+    def document_texts(
+        self, documents: Iterable[DocumentLike] | Document | Span | str
+    ) -> list[str]:
         """What the documents read as in this prompt."""
         return document_texts(documents, self._document_prompt())
 

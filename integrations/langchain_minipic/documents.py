@@ -36,7 +36,7 @@ __all__ = [
 _OTHERS = str | bytes | bytearray | memoryview | range | UserString
 
 # Mappings whose values are at hand; reading those of others may cost anything.
-_MAPPINGS = dict | UserDict | ChainMap | MappingProxyType
+_MAPPINGS = (dict, UserDict, ChainMap, MappingProxyType)
 
 DocumentLike = Document | Span | str | tuple[Document, float]
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from minipic_backend.layout.ranking import as_text
+
 __all__ = ["AUTO_PRIMER", "own_primer", "primer_passages"]
 
 # Invented throughout: nothing here may pass for an answer. Two articles of an encyclopedia, each
@@ -37,8 +39,12 @@ def own_primer(documents: Iterable[str], count: int = 4) -> tuple[str, ...]:
     Args:
         documents: as the prompt shows them, title and all; a few hundred will do.
         count: how many. Four cost some 500 tokens of prefix, computed once.
+
+    Raises:
+        PromptError: what is no text.
     """
-    ordered = sorted(set(documents), key=lambda text: (len(text), text))
+    texts = {as_text(document, "own_primer") for document in documents}
+    ordered = sorted(texts, key=lambda text: (len(text), text))
     start = max(0, len(ordered) // 2 - count // 2)
     return tuple(ordered[start : start + count])
 

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from minipic_backend.errors import PromptError, shown
 from minipic_backend.prompt import Span
 
-__all__ = ["BM25", "rank_spans"]
+__all__ = ["BM25", "as_text", "rank_spans"]
 
 _WORD = re.compile(r"\w+")
 
@@ -27,8 +28,13 @@ def rank_spans(documents: Iterable[str | Span], question: str) -> list[Span]:
     Args:
         documents: texts, or spans whose rank is to be replaced.
         question: what is asked of them.
+
+    Raises:
+        PromptError: neither texts nor spans.
     """
-    spans = [one if isinstance(one, Span) else Span(one) for one in documents]
+    spans = [
+        one if isinstance(one, Span) else Span(as_text(one, "rank_spans")) for one in documents
+    ]
     texts = [span.text for span in spans]
     ranks = BM25(texts).ranks(question, texts)
     return [replace(span, rank=rank) for span, rank in zip(spans, ranks, strict=True)]
@@ -68,3 +74,18 @@ class BM25:
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
+
+
+def as_text(document: object, owner: str) -> str:
+    """A document that is to be a str.
+
+    Raises:
+        PromptError: it is none; says how the frameworks' documents give theirs.
+    """
+    if not isinstance(document, str):
+        raise PromptError(
+            f"{owner} takes texts, such as [document.page_content for document in documents] with "
+            "LangChain or [node.get_content() for node in nodes] with LlamaIndex, not "
+            f"{type(document).__name__}: {shown(document)}"
+        )
+    return document

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.documents import Document
+from llama_index.core.schema import TextNode
 
+from minipic_backend.errors import PromptError
+from minipic_backend.layout.primer import own_primer
 from minipic_backend.layout.ranking import BM25, rank_spans
 from minipic_backend.prompt import Span
 from minipic_backend.quality.divergence import agrees, divergence
@@ -107,6 +112,15 @@ def test_spans_are_ranked_where_they_stand() -> None:
     spans = rank_spans(["a town", Span("the film by Fleming", id="f", rank=7)], "Whose film?")
     assert spans == [Span("a town", rank=1), Span("the film by Fleming", id="f", rank=0)]
     assert rank_spans([], "Whose film?") == []
+
+
+@pytest.mark.parametrize(
+    "take", [lambda texts: rank_spans(texts, "Whose film?"), own_primer], ids=["rank", "primer"]
+)
+def test_documents_of_a_framework_are_told_from_texts(take: Any) -> None:
+    for document in (Document("A town."), TextNode(text="A town."), None, b"A town."):
+        with pytest.raises(PromptError, match=r"takes texts.*page_content.*get_content.*, not "):
+            take(["A text.", document])
 
 
 def outcome(number: int, kind: str, exact: bool | None, kl: tuple[float, ...]) -> Outcome:

@@ -10,6 +10,8 @@ import re
 import secrets
 from typing import Generic, TypeVar
 
+from minipic_backend import PromptError
+
 __all__ = ["Slots"]
 
 T = TypeVar("T")
@@ -21,6 +23,8 @@ class Slots(Generic[T]):
     def __init__(self) -> None:
         self._nonce = secrets.token_hex(8)
         self._pattern = re.compile(f"\x00{self._nonce}:(\\d+)\x00")
+        # Written otherwise (JSON, capitals), or its beginning, where it was cut off.
+        self._altered = re.compile(f"(?:\x00|x00|u0000){self._nonce[:2]}|{self._nonce}", re.I)
         self._values: list[T] = []
 
     def add(self, value: T) -> str:
@@ -29,8 +33,17 @@ class Slots(Generic[T]):
         return f"\x00{self._nonce}:{len(self._values) - 1}\x00"
 
     def split(self, text: str) -> list[str | T]:
-        """`text` as strings (never empty) and the values between them, in order."""
+        """`text` as strings (never empty) and the values between them, in order.
+
+        Raises:
+            PromptError: a slot was changed on its way, so that its value would be lost.
+        """
         pieces = self._pattern.split(text)
+        if any(self._altered.search(piece) for piece in pieces[::2]):
+            raise PromptError(
+                "The template changes documents as it prints them (a filter such as tojson, upper "
+                "or truncate does): print them as they are, or change them before they go in"
+            )
         return [
             self._values[int(piece)] if place % 2 else piece
             for place, piece in enumerate(pieces)
@@ -38,5 +51,5 @@ class Slots(Generic[T]):
         ]
 
     def occurs_in(self, value: object) -> bool:
-        """Whether any slot stands somewhere inside a nested value."""
-        return self._nonce in repr(value)
+        """Whether any slot stands somewhere inside a nested value, be it a changed one."""
+        return self._altered.search(repr(value)) is not None

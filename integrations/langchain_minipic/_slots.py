@@ -21,10 +21,10 @@ class Slots(Generic[T]):
     """Slots of one formatting run. Their names cannot be guessed, so no input can forge one."""
 
     def __init__(self) -> None:
-        self._nonce = secrets.token_hex(8)
+        self._nonce = f"d{secrets.token_hex(8)}"  # a letter, so that capitals differ
         self._pattern = re.compile(f"\x00{self._nonce}:(\\d+)\x00")
         # Written otherwise (JSON, capitals), or its beginning, where it was cut off.
-        self._altered = re.compile(f"(?:\x00|x00|u0000){self._nonce[:2]}|{self._nonce}", re.I)
+        self._altered = re.compile(f"(?:\x00|x00|u0000){self._nonce[:3]}|{self._nonce}", re.I)
         self._values: list[T] = []
 
     def add(self, value: T) -> str:

@@ -41,6 +41,11 @@ _MAX_SCORES = 2**22
 _FEW_QUERIES = 8
 """Up to so many, a number more in each key costs more than it saves."""
 
+_KEY_STEP = 64
+"""Keys come in whole steps, the last ones unseen: so that rows of products sum in the same order,
+most of them to the same bits, in a chunk of a prompt and in the whole. A model in bf16 makes much
+of other bits: 1e-7 here is 0.1 and more in its log-probabilities."""
+
 _SAMPLE_STEP = 16
 """One key of so many is looked at for the number that is taken off a row of scores."""
 
@@ -151,6 +156,9 @@ def gather_run(
     num_free = int(is_hidden.argmax()) if is_hidden.any() else len(token)
     is_seen = token[None, num_free:] <= queries[:, None]
     mask = np.where(is_seen, np.float32(0.0), np.float32(-np.inf))
+    if missing := -len(token) % _KEY_STEP:
+        mask = np.pad(mask, ((0, 0), (0, missing)), constant_values=-np.inf)
+        pieces += _first(pieces, missing)
     shift = np.concatenate(shifts)
     turned = np.flatnonzero(shift)
     columns = torch.from_numpy(np.concatenate(blocks))
@@ -165,6 +173,13 @@ def gather_run(
         mask=torch.from_numpy(mask),
         scratch=scratch or Scratch(),
     )
+
+
+def _first(pieces: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """Pieces of `count` tokens, taken from the front, over and over if need be."""
+    start, end = pieces[0]
+    whole, rest = divmod(count, end - start)
+    return [(start, end)] * whole + [(start, start + rest)] * bool(rest)
 
 
 def gathered_attention(

@@ -214,6 +214,12 @@ def prefix(layout: Layout, prompt: Prompt) -> tuple[int, ...]:
     return layout.lay_out(prompt, resolve_technique("primed", late=0)).prefix_token_ids
 
 
+def assert_same_tokens(layout: Layout, plain: Prompt, other: Prompt) -> None:
+    for technique in TECHNIQUES:
+        expected = layout.lay_out(plain, technique).token_ids
+        assert layout.lay_out(other, technique).token_ids == expected
+
+
 @quick
 @pytest.mark.parametrize("way", [*EXPLICIT, *FRAMEWORKS, *OTHERS])
 @given(data=st.data(), documents=st.lists(cores, min_size=1, max_size=3))
@@ -222,10 +228,7 @@ def test_white_space_around_documents_changes_no_token(
 ) -> None:
     lead = data.draw(st.sampled_from(LEADS), "lead")
     edged = [data.draw(blank_lines) + text + data.draw(tails) for text in documents]
-    plain, spaced = way(documents, lead), way(edged, lead)
-    for technique in TECHNIQUES:
-        expected = layout.lay_out(plain, technique).token_ids
-        assert layout.lay_out(spaced, technique).token_ids == expected
+    assert_same_tokens(layout, way(documents, lead), way(edged, lead))
 
 
 @quick
@@ -239,10 +242,7 @@ def test_blank_documents_change_no_token(
     among = documents.copy()
     for blank in blanks:
         among.insert(data.draw(st.integers(0, len(among)), "place"), blank)
-    plain, spaced = way(documents, lead), way(among, lead)
-    for technique in TECHNIQUES:
-        expected = layout.lay_out(plain, technique).token_ids
-        assert layout.lay_out(spaced, technique).token_ids == expected
+    assert_same_tokens(layout, way(documents, lead), way(among, lead))
 
 
 @quick

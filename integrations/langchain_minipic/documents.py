@@ -130,14 +130,21 @@ def listed(value: Any) -> Sequence[Any] | None:
 
 
 def read_document(
-    document: Document, template: StringPromptTemplate | None = None, rank: int | None = None
+    document: Document | Span | str,
+    template: StringPromptTemplate | None = None,
+    rank: int | None = None,
 ) -> DocumentText:
-    """Text of a document: its `page_content`, or `template` over content and metadata.
+    """Text of a document: its `page_content`, or `template` over content and metadata. A text is
+    taken as it is, and so is a Span, with a rank of its own.
 
     Raises:
         PromptError: `page_content` is not a str.
         ValueError: the template asks for metadata that the document lacks.
     """
+    if isinstance(document, Span):
+        return DocumentText(document.text, document.rank, document.id)
+    if isinstance(document, str):
+        return DocumentText(document, rank, None)
     if not isinstance(document.page_content, str):
         raise PromptError(
             "A document's page_content must be a str, not "
@@ -180,14 +187,7 @@ def document_texts(
     Raises:
         PromptError: an element is neither a document, nor a Span, nor a str.
     """
-    return [
-        read_document(one, template).text
-        if isinstance(one, Document)
-        else one.text
-        if isinstance(one, Span)
-        else one
-        for one in each_document(documents)
-    ]
+    return [read_document(one, template).text for one in each_document(documents)]
 
 
 def each_document(

@@ -33,7 +33,6 @@ from langchain_minipic._marks import is_marked
 from langchain_minipic._prompt_messages import MARK, ROLES, find_schema_prompt, span_block
 from langchain_minipic.documents import (
     DocumentLike,
-    DocumentText,
     document_name,
     each_document,
     marked_documents,
@@ -84,13 +83,7 @@ def span_blocks(
     found = each_document(documents)
     blocks = []
     for place, document in enumerate(found):
-        rank = place if ranked else None
-        if isinstance(document, Span):
-            text = DocumentText(document.text, document.rank, document.id)
-        elif isinstance(document, str):
-            text = DocumentText(document, rank, None)
-        else:
-            text = read_document(document, document_prompt, rank)
+        text = read_document(document, document_prompt, place if ranked else None)
         gap = document_separator if place < len(found) - 1 else ""
         blocks.append(span_block(text.text + gap, rank=text.rank, id=text.id))
     return blocks

@@ -86,7 +86,7 @@ def draw_work(
     pool = list(passages[:needed])
     rng = random.Random(seed)
     rng.shuffle(pool)
-    bm25 = BM25(f"{passage.title}\n{passage.text}" for passage in pool)
+    bm25 = BM25(passage.whole for passage in pool)
     seen: set[frozenset[Passage]] = set()
     questions = [_question(head, pool, documents, bm25, seen, rng) for head in pool[:number]]
     first, rest = questions[:num_first], questions[num_first:]
@@ -231,7 +231,7 @@ def _question(
     seen.add(frozenset(shown))
     about = rng.choice(shown)
     text = f"What do the documents say about {about.subject}?"
-    ranks = bm25.ranks(text, [f"{passage.title}\n{passage.text}" for passage in shown])
+    ranks = bm25.ranks(text, [passage.whole for passage in shown])
     return Question("cost", text, (), tuple(shown), tuple(ranks), (shown.index(about),))
 
 

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     name = "-".join(arguments[:2])
-    if name in ("bench-quality", "bench-cost"):  # with options unlike those of the other benches
+    if name in _COMMANDS:  # some benches have options unlike those of the others
         arguments[:2] = [name]
     command = arguments[0] if arguments else None
     try:

@@ -20,6 +20,11 @@ class Passage:
     text: str
 
     @property
+    def whole(self) -> str:
+        """Title and text, as a retriever sees them."""
+        return f"{self.title}\n{self.text}"
+
+    @property
     def subject(self) -> str:
         """The title without what tells it from its namesakes: "Caresses (film)" is "Caresses"."""
         head, _, tail = self.title.partition(" (")

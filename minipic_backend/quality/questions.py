@@ -76,7 +76,7 @@ def make_questions(
     if documents > len(passages):
         raise ConfigurationError(f"{documents} documents a prompt, but {len(passages)} passages")
     facts = find_facts(passages)
-    bm25 = BM25(f"{passage.title}\n{passage.text}" for passage in passages)
+    bm25 = BM25(passage.whole for passage in passages)
     questions = []
     for kind in kinds:
         if kind not in KINDS:
@@ -124,7 +124,7 @@ def _question(
     ]
     shown = [*asked.passages, *others][:documents]
     rng.shuffle(shown)
-    ranks = bm25.ranks(asked.question, [f"{one.title}\n{one.text}" for one in shown])
+    ranks = bm25.ranks(asked.question, [one.whole for one in shown])
     relevant = tuple(i for i, passage in enumerate(shown) if passage.title in own)
     return Question(kind, asked.question, asked.answers, tuple(shown), tuple(ranks), relevant)
 

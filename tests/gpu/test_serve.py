@@ -29,14 +29,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options += ["--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", str(2**30)]
     model = str(ensure_smollm2(progress=False))
     made = ServerProcess(model, options, tmp_path_factory.mktemp("server") / "log")
-    try:
-        made.start()
+    with made.serving():
         yield made
         made.wait_until_idle()
-        assert made.stop() == 0, "SIGTERM ends the server in an orderly way"
-    finally:
-        if made.running:
-            made.kill()
 
 
 @pytest.fixture(scope="module")

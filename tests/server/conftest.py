@@ -27,13 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         # number of rows, the allocator what tensors gave back; 25 to 45 MiB a minute at first.
         environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8", "MALLOC_MMAP_THRESHOLD_": "262144"},
     )
-    try:
-        server.start()
+    with server.serving():
         yield server
-        assert server.stop() == 0, "SIGTERM ends the server in an orderly way"
-    finally:
-        if server.running:
-            server.kill()
 
 
 @pytest.fixture(scope="session")

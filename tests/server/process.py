@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ class ServerProcess:
             assert self.running, self.log.read_text()[-4000:]
             assert time.monotonic() < deadline, self.log.read_text()[-4000:]
             time.sleep(0.25)
+
+    @contextmanager
+    def serving(self) -> Iterator[ServerProcess]:
+        """Started, and ended as an operator ends it, which must be in an orderly way."""
+        try:
+            self.start()
+            yield self
+            assert self.stop() == 0, "SIGTERM ends the server in an orderly way"
+        finally:
+            if self.running:
+                self.kill()
 
     def kill(self) -> None:
         """SIGKILL, to the server and its engine alike, as when a machine goes down."""

@@ -261,7 +261,11 @@ class EngineDriver:
             except Exception as error:
                 if self._handles.pop(handle.request_id, None) is not None:
                     # vLLM may have noted it down before it refused.
-                    self._llm.abort_request([handle.request_id])
+                    with suppress(Exception):  # its process may have ended
+                        self._llm.abort_request([handle.request_id])
+                if seams.is_engine_death(error):
+                    handle.put(_stopped(error))
+                    raise
                 handle.put(_as_ours(error))
 
         self._send(add)
@@ -286,6 +290,9 @@ class EngineDriver:
             try:
                 future.set_result(function(self._llm))
             except BaseException as error:
+                if seams.is_engine_death(error):
+                    future.set_exception(_stopped(error))
+                    raise
                 future.set_exception(error)
 
         self._send(do)
@@ -323,10 +330,10 @@ class EngineDriver:
                 if self._handles:
                     self._step()
         except BaseException as error:
-            self._fail(EngineError(f"The engine stopped: {error}"), cause=error)
+            self._refuse()  # first: who is told of the end finds it closed
+            self._fail(_stopped(error))
         finally:
-            with self._close_lock:
-                self._closing = True
+            self._refuse()
             self._fail(EngineClosedError("The engine was closed before the request finished"))
             self._stop()
 
@@ -402,8 +409,12 @@ class EngineDriver:
             self._llm.abort_request([engine_id], internal=True)
         return handle
 
-    def _fail(self, error: BaseException, cause: BaseException | None = None) -> None:
-        error.__cause__ = cause
+    def _refuse(self) -> None:
+        """From here on nothing new is taken."""
+        with self._close_lock:
+            self._closing = True
+
+    def _fail(self, error: BaseException) -> None:
         while self._handles or not self._commands.empty():
             for request_id in list(self._handles):
                 handle = self._handles.pop(request_id)
@@ -415,7 +426,8 @@ class EngineDriver:
             while not self._commands.empty():  # which may bring new handles
                 command = self._commands.get()
                 if command is not None:
-                    command()
+                    with suppress(Exception):  # told to who asked
+                        command()
 
     def _stop(self) -> None:
         llm, self._llm = self._llm, None
@@ -464,6 +476,12 @@ class _environment:
             del os.environ[self._name]
         else:
             os.environ[self._name] = self._before
+
+
+def _stopped(error: BaseException) -> EngineError:
+    ours = EngineError(f"The engine stopped: {error}")
+    ours.__cause__ = error
+    return ours
 
 
 def _start_error(error: BaseException) -> BaseException:

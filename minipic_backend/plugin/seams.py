@@ -220,6 +220,13 @@ def wake_on_engine_death(llm: Any) -> None:
     threading.Thread(target=watch, name="minipic-engine-watch", daemon=True).start()
 
 
+def is_engine_death(error: BaseException) -> bool:
+    """Whether vLLM says that the process of the engine has ended."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    return isinstance(error, EngineDeadError)
+
+
 def scheduler_here(llm: Any) -> Any | None:
     """The scheduler behind an `LLMEngine`; None where the engine core has a process of its own."""
     core = getattr(llm.engine_core, "engine_core", None)

@@ -120,8 +120,10 @@ print("ANSWER none")
     assert answer(run(tmp_path, script)) == "ANSWER none"
 
 
-def test_an_engine_process_that_dies_is_an_error(tmp_path: Path, model: str) -> None:
-    """Not a wait without an end: for who waits for an answer, who asks afterwards, who closes."""
+@pytest.mark.parametrize("idle", [False, True], ids=["at-work", "idle"])
+def test_an_engine_process_that_dies_is_an_error(tmp_path: Path, model: str, idle: bool) -> None:
+    """Not a wait without an end: for who waits for an answer, who asks afterwards, who closes. The
+    first to meet it is told that it stopped, all later ones that it is closed."""
     script = f"""
 from minipic_backend import *
 
@@ -130,12 +132,19 @@ def main():
     engine = Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05, process="separate")
     stream = engine.stream("One, two,", max_tokens=800, ignore_eos=True)
     next(stream)
+    if {idle}:
+        stream.close()
+        engine.generate("Three,", max_tokens=1)
+        stream = engine.stream("One, two,", max_tokens=800)
     rows = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="],
                           capture_output=True, text=True).stdout.splitlines()
     (core,) = [int(row.split()[0]) for row in rows if "EngineCore" in row]
     os.kill(core, signal.SIGKILL)
     start = time.monotonic()
-    for ask in (lambda: list(stream), lambda: engine.generate("Three,", max_tokens=1)):
+    if {idle}:
+        time.sleep(2)
+    again = lambda: engine.generate("Three,", max_tokens=1)
+    for ask in (lambda: list(stream), again, again):
         try:
             ask()
             print("ANSWERED")
@@ -149,6 +158,9 @@ if __name__ == "__main__":
 """
     done = run(tmp_path, script)
     ended = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ENDED")]
-    assert ended == ["EngineError", "EngineClosedError"], done.stdout + done.stderr[-3000:]
+    assert ended == ["EngineError", "EngineClosedError", "EngineClosedError"], (
+        done.stdout + done.stderr[-3000:]
+    )
     assert "ANSWERED" not in done.stdout
+    assert "The engine stopped" in done.stdout
     assert "CLOSED True" in done.stdout

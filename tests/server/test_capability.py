@@ -38,7 +38,7 @@ def test_capabilities(server: ServerProcess, remote: RemoteEngine) -> None:
 
 def test_health_and_metrics_are_vllms(server: ServerProcess) -> None:
     assert server.healthy()
-    before = server.metric("vllm:request_success_total")
+    (before,) = server.metrics("vllm:request_success_total")
     body = {"model": HUB_NAME, "prompt": "Hello", "max_tokens": 1}
     assert server.request("POST", "/completions", json=body).status_code == 200
-    assert server.metric("vllm:request_success_total") == before + 1
+    assert server.metrics("vllm:request_success_total") == [before + 1]

@@ -4,11 +4,11 @@ cost, on a tiny one."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from side_by_side import python
 
 COMMAND = """
     bench throughput ttft decode --compare stock --runs 1 --samples 2 --documents 3
@@ -17,15 +17,17 @@ COMMAND = """
 TECHNIQUE = "block_attention"
 
 
-def test_it_measures_stock_and_spans(tmp_path: Path) -> None:
-    target = tmp_path / "figures.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "minipic_backend.cli", *COMMAND.split(), "--json", str(target)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def measure(folder: Path, model: str) -> Any:
+    """The command, and the figures that it wrote."""
+    target = folder / "figures.json"
+    command = python("-m", "minipic_backend.cli", *COMMAND.split(), "--json", target, timeout=500)
+    return command(folder, model), target
+
+
+@pytest.mark.process(run=measure)
+def test_it_measures_stock_and_spans(done: Any) -> None:
+    command, target = done
+    assert command.returncode == 0, command.stderr[-3000:]
     content = json.loads(target.read_text())
     assert content["about"]["vllm"]
     assert str(target) not in str(content)
@@ -45,8 +47,8 @@ def test_it_measures_stock_and_spans(tmp_path: Path) -> None:
     assert rows["ttft", "3 x 40: cold spans", "span_local"]["details"]["cached"] == 64
     capacity = [row["median"] for key, row in rows.items() if key[0] == "capacity"]
     assert abs(capacity[0] / capacity[1] - 1) <= 0.01
-    assert "span_local" in done.stdout
-    assert "/ stock" in done.stdout
+    assert "span_local" in command.stdout
+    assert "/ stock" in command.stdout
 
 
 def test_it_measures_what_techniques_cost(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -12,9 +10,9 @@ import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_minipic import ChatMiniPIC, MiniPIC, span_block
 from langchain_model import model_params
+from side_by_side import script
 
 from minipic_backend import EngineClosedError
-from minipic_backend.models import ensure_smollm2
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +105,13 @@ def test_a_stream_that_is_left_ends_its_request(llm: ChatMiniPIC) -> None:
 
 
 _LIFE = """
-import gc, os, sys
+import gc, os
 from langchain_minipic import ChatMiniPIC
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-llm = ChatMiniPIC(model=sys.argv[1], max_tokens=4, temperature=0,
-                  engine_options={"max_model_len": 1024, "kv_cache_gib": 1.0})
+llm = ChatMiniPIC(model={model}, max_tokens=4, temperature=0,
+                  engine_options={{"max_model_len": 1024, "kv_cache_gib": 1.0}})
 llm.invoke("word " * 800)
 before = resident()
 llm.close(); llm.close(); gc.collect()
@@ -121,15 +119,10 @@ print("freed", int(before - resident()))
 """
 
 
-def test_engine_memory_not_released_close_not_idempotent_noise_at_exit() -> None:
+@pytest.mark.process(run=script(_LIFE))
+def test_engine_memory_not_released_close_not_idempotent_noise_at_exit(done: Any) -> None:
     """A plain script: no `if __name__`, nothing on its way out but what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", _LIFE, str(ensure_smollm2(progress=False))],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    assert done.returncode == 0, done.stderr[-2000:]
     label, freed = done.stdout.splitlines()[-1].split()  # the last thing it says
     assert label == "freed"
     assert int(freed) > 200  # MiB: the weights alone are 256

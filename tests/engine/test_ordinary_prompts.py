@@ -8,41 +8,37 @@ for it and one that does.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prompts import PromptMaker, join
+from side_by_side import python
 
-import minipic_backend
 from minipic_backend.config import SpanOptions
 
 SCRIPT = Path(__file__).with_name("ordinary_engine.py")
-MODES = ("absent", "disabled", "enabled")
 
 
 @pytest.fixture(scope="module")
 def found(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """By mode: tokens, log-probabilities and block hashes of a few ordinary prompts."""
     folder = tmp_path_factory.mktemp("ordinary")
-    answers: dict[str, Any] = {}
-    for number, modes in enumerate((MODES[:1], MODES[1:])):
-        env = {**os.environ, "PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+    def observe(*modes: str) -> dict[str, Any]:
+        out = folder / f"{modes[0]}.json"
+        env = {"PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
         if modes == ("absent",):
             # The path goes too: an entry point found there would be MiniPIC's.
             env |= {"VLLM_PLUGINS": "", "PYTHONPATH": ""}
-        else:
-            env["PYTHONPATH"] = str(Path(minipic_backend.__file__).parents[1])
-        out = folder / f"{number}.json"
-        subprocess.run(
-            [sys.executable, str(SCRIPT), model, str(out), *modes],
-            env=env, cwd=folder, check=True, timeout=300,
-        )  # fmt: skip
-        answers |= json.loads(out.read_text())
-    return answers
+        done = python(SCRIPT, model, out, *modes, **env)(folder, model)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(out.read_text())  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor() as pool:
+        absent = pool.submit(observe, "absent")
+        return observe("disabled", "enabled") | absent.result()
 
 
 def test_the_absent_plugin_was_absent(found: dict[str, Any]) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
+from typing import Any
 
 import pytest
-
-import minipic_backend
+from side_by_side import script
 
 ASK = """
 prompt = Prompt([Text("Documents:\\n"), Span("Generators yield values."), Text("What do they do?")])
@@ -18,21 +14,7 @@ print("ANSWER", list(engine.generate(prompt, max_tokens=4, temperature=0.0).toke
 """
 
 
-def run(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(minipic_backend.__file__).parents[1]),
-        "VLLM_LOGGING_LEVEL": "ERROR",
-    }
-    return subprocess.run(
-        [sys.executable, str(path)], env=env, cwd=tmp_path, capture_output=True, text=True,
-        timeout=240,
-    )  # fmt: skip
-
-
-def answer(done: subprocess.CompletedProcess[str]) -> str:
+def answer(done: Any) -> str:
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
     return line
@@ -49,25 +31,26 @@ def expected(rigs: object) -> str:
     return f"ANSWER {list(engine.generate(prompt, max_tokens=4, temperature=0.0).token_ids)}"
 
 
-def test_inline_without_a_main_guard(tmp_path: Path, model: str, expected: str) -> None:
-    """Nor does it need to be closed: the interpreter ends."""
-    script = f"""
+INLINE = """
 from minipic_backend import Engine, Prompt, Span, Text
-engine = Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05)
-{ASK}
+engine = Engine({model}, max_model_len=1024, kv_cache_gib=0.05)
+{ask}
 """
-    assert answer(run(tmp_path, script)) == expected
 
 
-def test_separate_process(tmp_path: Path, model: str, expected: str) -> None:
-    """Same answers; refusals keep their class; the engine's process ends with it."""
-    script = f"""
+@pytest.mark.process(run=script(INLINE, ask=ASK))
+def test_inline_without_a_main_guard(done: Any, expected: str) -> None:
+    """Nor does it need to be closed: the interpreter ends."""
+    assert answer(done) == expected
+
+
+SEPARATE = """
 from minipic_backend import *
 
 def main():
     import os, subprocess
-    with Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05, process="separate") as engine:
-{textwrap.indent(ASK, "        ")}
+    with Engine({model}, max_model_len=1024, kv_cache_gib=0.05, process="separate") as engine:
+{ask}
         again = engine.generate(prompt, max_tokens=1)
         assert again.usage.cached_tokens > 0
         assert {{row.state for row in engine.explain(prompt).rows}} == {{"?"}}
@@ -91,45 +74,50 @@ def main():
 if __name__ == "__main__":
     main()
 """
-    done = run(tmp_path, script)
+
+
+@pytest.mark.process(run=script(SEPARATE, ask=textwrap.indent(ASK, "        ")))
+def test_separate_process(done: Any, expected: str) -> None:
+    """Same answers; refusals keep their class; the engine's process ends with it."""
     assert answer(done) == expected
     refused = [line for line in done.stdout.splitlines() if line.startswith("REFUSED")]
     assert refused == ["REFUSED MalformedSpansError 1", "REFUSED PromptError None"]
     assert "LEFT False" in done.stdout
 
 
-def test_separate_process_without_a_main_guard_says_so(tmp_path: Path, model: str) -> None:
-    script = f"""
+UNGUARDED = """
 from minipic_backend import Engine
-engine = Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05, process="separate")
+engine = Engine({model}, max_model_len=1024, kv_cache_gib=0.05, process="separate")
 print("STARTED")
 """
-    done = run(tmp_path, script)
+
+
+@pytest.mark.process(run=script(UNGUARDED))
+def test_separate_process_without_a_main_guard_says_so(done: Any) -> None:
     assert done.returncode != 0
     assert "STARTED" not in done.stdout
     assert "__main__" in done.stderr
 
 
-def test_importing_the_package_imports_no_engine(tmp_path: Path) -> None:
-    script = """
+IMPORT = """
 import sys
 import minipic_backend
-assert not {"torch", "vllm"} & set(sys.modules)
+assert not {{"torch", "vllm"}} & set(sys.modules)
 print("ANSWER none")
 """
-    assert answer(run(tmp_path, script)) == "ANSWER none"
 
 
-@pytest.mark.parametrize("idle", [False, True], ids=["at-work", "idle"])
-def test_an_engine_process_that_dies_is_an_error(tmp_path: Path, model: str, idle: bool) -> None:
-    """Not a wait without an end: for who waits for an answer, who asks afterwards, who closes. The
-    first to meet it is told that it stopped, all later ones that it is closed."""
-    script = f"""
+@pytest.mark.process(run=script(IMPORT))
+def test_importing_the_package_imports_no_engine(done: Any) -> None:
+    assert answer(done) == "ANSWER none"
+
+
+DIES = """
 from minipic_backend import *
 
 def main():
     import os, signal, subprocess, time
-    engine = Engine({model!r}, max_model_len=1024, kv_cache_gib=0.05, process="separate")
+    engine = Engine({model}, max_model_len=1024, kv_cache_gib=0.05, process="separate")
     stream = engine.stream("One, two,", max_tokens=800, ignore_eos=True)
     next(stream)
     if {idle}:
@@ -156,7 +144,18 @@ def main():
 if __name__ == "__main__":
     main()
 """
-    done = run(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        pytest.param(idle, marks=pytest.mark.process(run=script(DIES, idle=idle)), id=name)
+        for idle, name in ((False, "at-work"), (True, "idle"))
+    ],
+)
+def test_an_engine_process_that_dies_is_an_error(done: Any, idle: bool) -> None:
+    """Not a wait without an end: for who waits for an answer, who asks afterwards, who closes. The
+    first to meet it is told that it stopped, all later ones that it is closed."""
     ended = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ENDED")]
     assert ended == ["EngineError", "EngineClosedError", "EngineClosedError"], (
         done.stdout + done.stderr[-3000:]

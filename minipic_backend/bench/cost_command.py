@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.bench.options import add_engine_options, engine_args
+from minipic_backend.bench.options import add_engine_options, engine_args, number, numbers
+from minipic_backend.bench.progress import say
 from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.models import HUB_NAME
 from minipic_backend.quality.passages import Passage, load_passages
@@ -55,21 +55,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--passages", type=Path, help="JSONL with title and text (default: invented passages)"
     )
-    parser.add_argument("--documents", type=int, default=10, help="documents in a prompt")
+    parser.add_argument("--documents", type=number, default=10, help="documents in a prompt")
     parser.add_argument(
         "--document-tokens",
-        default=None,
+        type=numbers,
+        default=[0],
         help="join passages to documents of so many tokens, e.g. 130,1000 "
         "(default: each passage is a document)",
     )
-    parser.add_argument("--sample", type=int, default=8, help="prompts served alone, for the TTFT")
+    parser.add_argument(
+        "--sample", type=number, default=8, help="prompts served alone, for the TTFT"
+    )
     parser.add_argument(
         "--prompts",
+        type=numbers,
         default=None,
         help="prompts served together, for the throughput; one number, or one for each of "
         "--document-tokens (default: 100 on a GPU, 16 on a CPU)",
     )
-    parser.add_argument("--runs", type=int, default=1, help="runs of the throughput")
+    parser.add_argument("--runs", type=number, default=1, help="runs of the throughput")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--process", choices=("inline", "separate"), default="inline", help="where vLLM runs"
@@ -98,24 +102,25 @@ def run(options: argparse.Namespace) -> int:
 
     on_gpu = torch.cuda.is_available()
     model = options.model or ("shape:llama-3-8b" if on_gpu else HUB_NAME)
-    sizes = _numbers("--document-tokens", options.document_tokens) or [0]
-    counts = _numbers("--prompts", options.prompts) or [100 if on_gpu else 16]
+    sizes = options.document_tokens
+    counts = options.prompts or [100 if on_gpu else 16]
     if len(counts) not in (1, len(sizes)):
         raise ConfigurationError("--prompts and --document-tokens differ in length")
-    for name in ("documents", "sample", "runs"):
-        if getattr(options, name) < 1:
-            raise ConfigurationError(f"--{name} {getattr(options, name)}: at least 1")
     given = load_passages(options.passages) if options.passages else invented_passages(_INVENTED)
     form = PromptForm()
     specs = _specs(options.techniques, primer_choices(given, form.show))
     arguments = engine_args(options)
 
-    _say(f"Starting vLLM with {model} ...")
+    say(f"Starting vLLM with {model} ...")
     started = time.perf_counter()
-    served = {**model_arguments(model, options.tokenizer), **arguments}
     rows = []
-    with Engine(**served, process=options.process, use_tqdm_on_load=False) as engine:
-        _say(f"  {time.perf_counter() - started:.0f} s")
+    with (
+        model_arguments(model, options.tokenizer) as served,
+        Engine(
+            **{**served, **arguments}, process=options.process, use_tqdm_on_load=False
+        ) as engine,
+    ):
+        say(f"  {time.perf_counter() - started:.0f} s")
         if getattr(engine.tokenizer, "chat_template", None) is None:
             form = PromptForm(chat=False)
         about = environment(model, arguments)
@@ -140,9 +145,9 @@ def run(options: argparse.Namespace) -> int:
                     rows.append(row)
                     seconds = time.perf_counter() - started
                     figure = f"{row.bench} {row.median:.4g} {row.unit}"
-                    _say(f"  {seconds:4.0f} s  {case}, {spec.label}: {figure}")
+                    say(f"  {seconds:4.0f} s  {case}, {spec.label}: {figure}")
                     if row.details.get("span_tokens_missed"):
-                        _say("  The cache does not hold these documents: throughput is too low")
+                        say("  The cache does not hold these documents: throughput is too low")
                 if options.json:  # a run that is cut short leaves what it has
                     write_json(options.json, rows, about)
     print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
@@ -161,14 +166,3 @@ def _specs(texts: Sequence[str], primers: Any) -> list[TechniqueSpec]:
         if "rank" in spec.prompt:
             raise ConfigurationError(f"Technique {shown(spec.label)}: rank does not change costs")
     return specs
-
-
-def _numbers(name: str, text: str | None) -> list[int]:
-    words = text.split(",") if text else []
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise ConfigurationError(f"{name} {text}: numbers from 1, with commas between them")
-    return [int(word) for word in words]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

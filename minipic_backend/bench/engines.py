@@ -128,18 +128,19 @@ def open_session(
         raise ConfigurationError(f"Unknown variant {shown(variant)}; known: {', '.join(VARIANTS)}")
     from minipic_backend.plugin import register
 
-    arguments = {**model_arguments(model), **engine_args}
     settings = dict(VARIANTS[variant])
     spans = settings.pop("spans", None)
     if spans is not None:
         register()
-        arguments["additional_config"] = {CONFIG_KEY: {**MARKERS, **spans}}
+        settings["additional_config"] = {CONFIG_KEY: {**MARKERS, **spans}}
     if "attention_backend" in settings:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
         settings["attention_backend"] = AttentionBackendEnum[settings["attention_backend"]]
-    driver = EngineDriver({**arguments, **settings}, separate_process=separate_process)
-    try:
-        yield Session(variant, driver)
-    finally:
-        driver.close()
+    with model_arguments(model) as arguments:
+        arguments = {**arguments, **engine_args, **settings}
+        driver = EngineDriver(arguments, separate_process=separate_process)
+        try:
+            yield Session(variant, driver)
+        finally:
+            driver.close()

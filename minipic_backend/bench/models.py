@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +50,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Shapes with random weights: `shape:llama-3-8b`."""
 
 
-def model_arguments(model: str, tokenizer: str | None = None) -> dict[str, Any]:
-    """vLLM's arguments for a model, or for `shape:NAME` (random weights).
+@contextmanager
+def model_arguments(model: str, tokenizer: str | None = None) -> Iterator[dict[str, Any]]:
+    """vLLM's arguments for a model, or for `shape:NAME` (random weights), whose folder is
+    temporary and goes at the end.
 
     Args:
         model: as it is named.
@@ -61,19 +65,21 @@ def model_arguments(model: str, tokenizer: str | None = None) -> dict[str, Any]:
         ModelNotFoundError: no such tokenizer.
     """
     if not model.startswith("shape:"):
-        return {"model": model}
+        yield {"model": model}
+        return
     name = model.removeprefix("shape:")
     if name not in SHAPES:
         raise ConfigurationError(f"Unknown shape {shown(name)}; known: {', '.join(SHAPES)}")
-    folder = Path(tempfile.mkdtemp(prefix="minipic-shape-"))
-    arguments: dict[str, Any] = {"model": str(folder), "load_format": "dummy"}
     config = SHAPES[name]
-    if tokenizer is None:
-        arguments["skip_tokenizer_init"] = True
-    else:
-        config = {**config, "vocab_size": max(config["vocab_size"], _copy(tokenizer, folder))}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return arguments
+    with tempfile.TemporaryDirectory(prefix="minipic-shape-") as folder:
+        arguments: dict[str, Any] = {"model": folder, "load_format": "dummy"}
+        if tokenizer is None:
+            arguments["skip_tokenizer_init"] = True
+        else:
+            size = _copy(tokenizer, Path(folder))
+            config = {**config, "vocab_size": max(config["vocab_size"], size)}
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        yield arguments
 
 
 def _copy(tokenizer: str, folder: Path) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from minipic_backend.bench.options import add_engine_options, engine_args, number, numbers
+from minipic_backend.bench.progress import say
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.models import HUB_NAME
 from minipic_backend.quality.bench import QualityBench
@@ -45,8 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kinds", default="all", help=f"kinds of questions, a,b: {', '.join(KINDS)} or all"
     )
-    parser.add_argument("--count", type=int, default=20, help="questions of each kind")
-    parser.add_argument("--documents", default="10", help="documents in a prompt, or several: a,b")
+    parser.add_argument("--count", type=number, default=20, help="questions of each kind")
+    parser.add_argument(
+        "--documents", type=numbers, default=[10], help="documents in a prompt, or several: a,b"
+    )
     parser.add_argument(
         "--alike",
         action="store_true",
@@ -62,16 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--document-form", default="{title}\n{text}", help="how a document is written out"
     )
-    parser.add_argument("--max-tokens", type=int, default=16, help="tokens of an answer")
+    parser.add_argument("--max-tokens", type=number, default=16, help="tokens of an answer")
     parser.add_argument(
-        "--cost-sample", type=int, default=8, help="prompts to measure the time to first token on"
+        "--cost-sample",
+        type=number,
+        default=8,
+        help="prompts to measure the time to first token on",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-model-len", type=int, default=None)
-    parser.add_argument("--gpu-memory-utilization", type=float, default=None)
     parser.add_argument(
         "--time-limit", type=float, default=None, help="seconds after which no technique is begun"
     )
+    add_engine_options(parser)
     parser.add_argument("--json", type=Path, default=None, help="write figures and answers there")
     parser.add_argument("--plot", type=Path, default=None, help="write a plot there (matplotlib)")
 
@@ -92,12 +98,8 @@ def run(options: argparse.Namespace) -> int:
     form = PromptForm(document=options.document_form.replace("\\n", "\n"))
     primers = primer_choices(passages, form.show)
     specs = _specs(options.techniques, primers)
-    arguments = {
-        name: getattr(options, name)
-        for name in ("max_model_len", "gpu_memory_utilization")
-        if getattr(options, name) is not None
-    }
-    _say(f"Starting vLLM with {options.model} ...")
+    arguments = engine_args(options)
+    say(f"Starting vLLM with {options.model} ...")
     measured: list[Measured] = []
     with Engine(options.model, use_tqdm_on_load=False, **arguments) as engine:
         if getattr(engine.tokenizer, "chat_template", None) is None:
@@ -165,23 +167,19 @@ def _question_sets(
             raise ConfigurationError(f"{options.questions}: no questions")
         return [(0, questions)]
     kinds = list(KINDS) if options.kinds == "all" else options.kinds.split(",")
-    try:
-        numbers = [int(number) for number in str(options.documents).split(",")]
-    except ValueError as error:
-        raise ConfigurationError(f"--documents {options.documents}: {error}") from error
     return [
         (
-            number,
+            documents,
             make_questions(
                 passages,
                 kinds=kinds,
                 count=options.count,
-                documents=number,
+                documents=documents,
                 alike=options.alike,
                 seed=options.seed,
             ),
         )
-        for number in numbers
+        for documents in options.documents
     ]
 
 
@@ -189,7 +187,3 @@ def _specs(texts: Sequence[str], primers: Any) -> list[TechniqueSpec]:
     """`full` is always measured, and first."""
     specs = [parse_technique(text, primers) for text in texts]
     return [parse_technique("full"), *(spec for spec in specs if spec.label != "full")]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_cuda_engine import MARKERS, RUNS_KL, SIZE, Rig, kl, prompt
 
-from minipic_backend.bench.models import model_arguments
+from minipic_backend.bench.engines import open_session
 from minipic_backend.bench.prompts import RandomPrompts
 from minipic_backend.config import CONFIG_KEY, SpanOptions
 from minipic_backend.engines.driver import EngineDriver
@@ -51,20 +51,17 @@ class OffloadRig(Rig):
 
 def test_loading_is_faster_than_computing() -> None:
     """8B shape, ten documents of 1,000 tokens: 1.3 GB from the host or 10,000 tokens computed."""
-    register()
-    driver = EngineDriver(
-        {
-            **model_arguments("shape:llama-3-8b"),
-            "enforce_eager": True,
-            "max_model_len": 16384,
-            "max_num_seqs": 32,
-            "gpu_memory_utilization": 0.3,
-            "kv_cache_memory_bytes": 8 * 2**30,
-            "kv_offloading_size": 16.0,
-            "additional_config": {CONFIG_KEY: {**MARKERS}},
-        }
-    )
-    try:
+    arguments = {
+        "enforce_eager": True,
+        "max_model_len": 16384,
+        "max_num_seqs": 32,
+        "gpu_memory_utilization": 0.3,
+        "kv_cache_memory_bytes": 8 * 2**30,
+        "kv_offloading_size": 16.0,
+    }
+    shape = "shape:llama-3-8b"
+    with open_session("span_local", shape, arguments, separate_process=False) as session:
+        driver = session.driver
         source = RandomPrompts(0, SIZE)
         loaded, computed = [], []
         for _ in range(3):
@@ -82,8 +79,6 @@ def test_loading_is_faster_than_computing() -> None:
         times = [1000 * statistics.median(one) for one in (computed, loaded)]
         print(f"time to first token: computed {times[0]:.0f} ms, loaded {times[1]:.0f} ms")
         assert times[1] < times[0]
-    finally:
-        driver.close()
 
 
 @pytest.fixture(scope="module")

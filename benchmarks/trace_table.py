@@ -20,14 +20,14 @@ from typing import Any
 
 from minipic_backend.bench.engines import Session, open_session
 from minipic_backend.bench.measure import Row
-from minipic_backend.bench.report import environment, write_json
-from minipic_backend.bench.retune import ALLOW
-from minipic_backend.bench.throughput import (
+from minipic_backend.bench.measure_trace import (
     TraceCase,
     format_trace_table,
     measure_trace,
     with_ideal,
 )
+from minipic_backend.bench.report import environment, write_json
+from minipic_backend.bench.retune import ALLOW
 from minipic_backend.bench.trace import Trace, draw_workload, random_trace, read_trace
 from minipic_backend.config import Policy
 

@@ -1,8 +1,9 @@
 """Options as frozen values that are passed down, never read from a global.
 
-Two kinds: what is fixed for an engine (`SpanConfig`: token ids, block size, key encoding) and
-what a single request may choose (`SpanOptions`: frame, offsets, marker visibility). Both cross
-process borders as plain JSON, inside vLLM's `additional_config` and a request's `extra_args`.
+What is fixed for an engine (`SpanConfig`: token ids, block size, key encoding, policy) and what a
+single request may choose (`SpanOptions`: frame, offsets, patches, …) cross process borders as plain
+JSON, inside vLLM's `additional_config` and a request's `extra_args`. `TechniqueSettings` is what a
+layout makes of a technique's name; it stays with the layout.
 """
 
 from __future__ import annotations

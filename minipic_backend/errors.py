@@ -1,21 +1,21 @@
 """Errors, one tree.
 
 MiniPICError
-├── ConfigurationError (ValueError)     an option, or options that do not go together
-│   ├── MarkerError                     no usable marker or pad tokens in a tokenizer
-│   └── UnsupportedModelError           a model whose attention or rotary embedding we refuse
-├── PromptError (ValueError)            a prompt that cannot be laid out or served
-│   ├── MalformedSpansError             markers or pads at the wrong place (`token_index`)
-│   └── ContextWindowError              longer than the model's context
-├── AnswerError (ValueError)            an answer that is not what was asked for
-├── ModelNotFoundError (FileNotFoundError)
-├── EngineError (RuntimeError)          the engine, or the server, failed
-│   ├── EngineStartError                ... while starting
-│   ├── EngineClosedError               ... was closed
-│   ├── RequestAbortedError             a request was aborted before it finished
-│   ├── ServerUnreachableError           no server at the address, or the connection was lost
-│   └── ServerTimeoutError (TimeoutError) a server that says nothing for too long
-└── PluginMissingError (RuntimeError)   vLLM runs without the plugin
+├── ConfigurationError (ValueError)             an option, or options that do not go together
+│   ├── MarkerError                             no usable marker or pad tokens in a tokenizer
+│   └── UnsupportedModelError                   a model whose attention or rotations we refuse
+├── PromptError (ValueError)                    a prompt that cannot be laid out or served
+│   ├── MalformedSpansError                     a marker or pad at a wrong place (`token_index`)
+│   └── ContextWindowError                      longer than the model's context
+├── AnswerError (ValueError)                    an answer that is not what was asked for
+├── ModelNotFoundError (FileNotFoundError)      no model of that name
+├── EngineError (RuntimeError)                  the engine, or the server, failed
+│   ├── EngineStartError                        ... while starting
+│   ├── EngineClosedError                       ... was closed
+│   ├── RequestAbortedError                     a request was aborted before it finished
+│   ├── ServerUnreachableError (ConnectionError)  no server there, or the connection was lost
+│   └── ServerTimeoutError (TimeoutError)       a server that says nothing for too long
+└── PluginMissingError (RuntimeError)           vLLM runs without the plugin
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from minipic_backend.bench import command as bench_command
 from minipic_backend.bench import cost_command
-from minipic_backend.bench import run as bench_command
 from minipic_backend.bench.options import engine_args
 from minipic_backend.cli import main
 from minipic_backend.quality import command as quality_command

@@ -14,13 +14,13 @@ pytest.importorskip("vllm")
 
 from minipic_backend.bench import retune as retuning
 from minipic_backend.bench.engines import MARKERS, Served
-from minipic_backend.bench.prompts import RandomPrompts
-from minipic_backend.bench.throughput import (
+from minipic_backend.bench.measure_trace import (
     TraceCase,
     format_trace_table,
     measure_trace,
     with_ideal,
 )
+from minipic_backend.bench.prompts import RandomPrompts
 from minipic_backend.bench.trace import Trace, draw_workload, random_trace, read_trace
 from minipic_backend.errors import ConfigurationError
 

@@ -47,7 +47,8 @@ class ChatMiniPIC(EngineBacked, ToolCalling):
         chain.invoke("…").usage_metadata["input_token_details"]
 
     `prompt` is a `SpanPromptTemplate`, or any that yields marked text blocks (`span_block`).
-    Every option may also be given per call: `llm.bind(technique="full")`.
+    What concerns layout, sampling, chat template and parsers may be given per call, too:
+    `llm.bind(technique="full")`.
     """
 
     streaming: bool = False

@@ -158,25 +158,6 @@ class QueryRows:
     max_query_len: int
     num_tokens: int
 
-    @classmethod
-    def from_query_start_loc(
-        cls,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        block_table: Tensor,
-        max_query_len: int,
-        num_tokens: int,
-    ) -> QueryRows:
-        """One row per request, from vLLM's usual tensors."""
-        return cls(
-            query_start_loc[:-1],
-            query_start_loc[1:],
-            seq_lens,
-            block_table,
-            max_query_len,
-            num_tokens,
-        )
-
     @property
     def num_rows(self) -> int:
         return int(self.query_start.shape[0])

@@ -11,6 +11,7 @@ from typing import Any
 
 from minipic_backend import __version__
 from minipic_backend.bench.measure import Row
+from minipic_backend.table import format_rows
 
 __all__ = ["environment", "format_table", "write_json"]
 
@@ -50,11 +51,7 @@ def format_table(rows: Sequence[Row], baseline: str | None) -> str:
                 f"{row.median / reference:.3f}" if reference else "",
             )
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    )
+    return "\n".join(format_rows(cells))
 
 
 def write_json(path: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:

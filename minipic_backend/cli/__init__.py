@@ -12,7 +12,10 @@ from minipic_backend.errors import MiniPICError
 __all__ = ["main"]
 
 _COMMANDS = {
-    "demo": ("minipic_backend.demo.run", "answer questions over real documents, on this machine"),
+    "demo": (
+        "minipic_backend.demo.command",
+        "answer questions over real documents, on this machine",
+    ),
     "doctor": ("minipic_backend.cli.doctor", "check this installation, say what to do"),
     "explain": ("minipic_backend.cli.explain", "show how a prompt is laid out in segments"),
     "bench-quality": (
@@ -25,7 +28,7 @@ _COMMANDS = {
     ),
     "serve": ("minipic_backend.cli.serve", "vLLM's server, with documents reused as spans"),
     "adapt": ("minipic_backend.adapt.command", "teach a model spans: train a LoRA adapter"),
-    "bench": ("minipic_backend.bench.run", "measure throughput, time to first token, decoding"),
+    "bench": ("minipic_backend.bench.command", "measure throughput, time to first token, decoding"),
 }
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 from minipic_backend import __version__
 from minipic_backend.errors import MiniPICError
+from minipic_backend.plugin.seams import VLLM_MINOR
 
 __all__ = [
     "Finding",
@@ -25,7 +26,6 @@ __all__ = [
     "check_vllm",
 ]
 
-VLLM_MINOR = "0.32"
 _INSTALL = "pip install 'minipic[cpu]' (or 'minipic[cuda]' on a machine with a CUDA GPU)"
 _PLUGIN_GROUP = "vllm.general_plugins"
 

@@ -1,4 +1,5 @@
 """Engines: what all do alike (`base`), and the embedded one (`embedded`, `driver`, `launch`).
 
-The remote engine has a package of its own, `minipic_backend.remote`.
+Frameworks' models share engines: `shared`, `hold`. The remote engine has a package of its own,
+`minipic_backend.remote`.
 """

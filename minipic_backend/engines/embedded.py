@@ -32,8 +32,8 @@ class Engine(BaseEngine):
 
     Args:
         model: a folder, or a name on the Hugging Face hub.
-        technique: "primed" (default), "block_attention", "epic", "epic_paper", "selective", or
-            "full" (no spans: exact attention). See docs/techniques.md.
+        technique: "primed" (default), "block_attention", "epic", "epic_paper", "selective",
+            "prompt_cache", or "full" (no spans: exact attention). See docs/techniques.md.
         frame: overrides the technique's: "none", "prefix" or "universal".
         primer: overrides the technique's: "auto", False, a passage, or a sequence of passages.
         late: overrides the technique's: how many of the best-ranked documents are computed in

@@ -80,11 +80,6 @@ class EngineLease:
         self._engine: EngineProtocol | None = None
         self._closed = False
 
-    @property
-    def ready(self) -> bool:
-        """Whether `engine()` would return at once."""
-        return self._engine is not None or self._closed
-
     def engine(self) -> EngineProtocol:
         """The engine, started if need be; one thread starts it, the others wait.
 

@@ -1,4 +1,4 @@
-"""What the scheduler does about hashes: puts the block hasher in place, and answers `probe`."""
+"""What the scheduler does about hashes: puts the block hasher in place, tells what is cached."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel
 from vllm.renderers.online_renderer import OnlineRenderer
 
@@ -30,6 +29,7 @@ from minipic_backend.plugin.hasher import prompt_segments
 from minipic_backend.plugin.requests import refuse_unsendable
 from minipic_backend.prompt import Prompt
 from minipic_backend.server.routes import Facts
+from minipic_backend.spans.segments import has_markers
 
 __all__ = ["SpanRenderer", "take_over"]
 
@@ -107,8 +107,7 @@ class SpanRenderer:
 
     def has_markers(self, token_ids: Sequence[int]) -> bool:
         """Whether a prompt has a marker anywhere."""
-        ids = np.asarray(token_ids, dtype=np.int64)
-        return bool(((ids == self._config.ssep) | (ids == self._config.pdep)).any())
+        return has_markers(token_ids, self._config)
 
     def check(self, engine_input: Mapping[str, Any], request: Any) -> None:
         """Refuses what the engine would, which says so only after a streamed answer has begun.

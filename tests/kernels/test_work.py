@@ -11,8 +11,9 @@ from minipic_backend.attention.work import WorkPlan, plan_work
 
 def plan_of(device, lengths, seq_lens, seen, num_workers, block_q=2, block_n=16, window=0):
     starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    rows = QueryRows.from_query_start_loc(
-        starts.to(device),
+    rows = QueryRows(
+        starts[:-1].to(device),
+        starts[1:].to(device),
         torch.tensor(seq_lens, dtype=torch.int32, device=device),
         torch.zeros(len(lengths), 1, dtype=torch.int32, device=device),
         max(lengths),
@@ -99,10 +100,8 @@ def test_windows_begin_at_the_first_visible_key(device):
 
 
 def test_a_plan_that_is_too_small_is_refused(device):
-    rows = QueryRows.from_query_start_loc(
-        torch.tensor([0, 9], dtype=torch.int32), torch.tensor([9], dtype=torch.int32),
-        torch.zeros(1, 1, dtype=torch.int32), 9, 9,
-    )  # fmt: skip
+    start, end = torch.tensor([0], dtype=torch.int32), torch.tensor([9], dtype=torch.int32)
+    rows = QueryRows(start, end, end, torch.zeros(1, 1, dtype=torch.int32), 9, 9)
     segments = RowSegments.pack([[SeenSegment(0, OPEN_END, 0, 0)]])
     with pytest.raises(ValueError, match="too small"):
         plan_work(WorkPlan.allocate(1, 4, 1, 2, 16), rows, segments)

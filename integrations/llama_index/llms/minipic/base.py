@@ -37,7 +37,8 @@ class MiniPIC(Generating, Prompting, Structured, Calling):
             engine.query("…")
         calls[0].usage.cached_tokens
 
-    Every option may also be given per call: `llm.chat(messages, technique="full")`.
+    What concerns layout and sampling may be given per call, too:
+    `llm.chat(messages, technique="full")`.
 
     Args:
         context_window: tokens of the context, where fewer are to be used than the engine has.

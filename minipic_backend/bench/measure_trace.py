@@ -12,6 +12,7 @@ from minipic_backend.bench.measure import Row
 from minipic_backend.bench.prompts import RandomPrompts
 from minipic_backend.bench.trace import Workload, draw_workload, random_trace
 from minipic_backend.config import Policy
+from minipic_backend.table import format_rows
 
 __all__ = ["TraceCase", "format_trace_table", "measure_trace", "with_ideal"]
 
@@ -131,11 +132,7 @@ def format_trace_table(rows: Iterable[Row]) -> str:
                     f"{details['of_ideal']:.3f}" if "of_ideal" in details else "",
                 )
             )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return "\n".join(format_rows(lines))
 
 
 def _name(case: TraceCase, session: Session) -> str:

@@ -17,6 +17,12 @@ from minipic_backend.bench.measure import (
     measure_throughput,
     measure_ttft,
 )
+from minipic_backend.bench.measure_trace import (
+    TraceCase,
+    format_trace_table,
+    measure_trace,
+    with_ideal,
+)
 from minipic_backend.bench.options import (
     add_engine_options,
     choices,
@@ -28,12 +34,6 @@ from minipic_backend.bench.options import (
 from minipic_backend.bench.progress import say
 from minipic_backend.bench.report import environment, format_table, write_json
 from minipic_backend.bench.retune import ALLOW
-from minipic_backend.bench.throughput import (
-    TraceCase,
-    format_trace_table,
-    measure_trace,
-    with_ideal,
-)
 from minipic_backend.bench.trace import draw_workload, random_trace, read_trace
 from minipic_backend.config import Policy
 from minipic_backend.errors import ConfigurationError, shown

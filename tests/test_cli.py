@@ -188,6 +188,18 @@ def test_doctor_knows_wrong_builds_of_vllm(
     assert told in first.what
 
 
+def test_doctor_says_what_to_do_where_vllm_does_not_import(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What breaks it most often is told above: the advice may point there."""
+    versions(monkeypatch, vllm="0.32.0", torch="2.13.0+cpu", torchvision="0.28.0")
+    monkeypatch.setattr(checks, "_run", lambda code: ("", "RuntimeError: broken"))
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "does not import: RuntimeError: broken\n      -> mend what failed above" in shown
+    assert shown.index("pip uninstall torchvision") < shown.index("does not import")
+
+
 def test_doctor_knows_the_torchvision_trap(monkeypatch: pytest.MonkeyPatch) -> None:
     versions(monkeypatch, torch="2.13.0+cpu", torchvision="0.28.0", torchaudio="2.11.1")
     fault = "RuntimeError: operator torchvision::nms does not exist"

@@ -227,7 +227,10 @@ def _question(
         if frozenset(shown) not in seen:
             break
     else:
-        raise ConfigurationError(f"{documents} documents a prompt: too few passages for that")
+        raise ConfigurationError(
+            f"{documents} documents a prompt: too few passages for that. Bring more, or ask for "
+            "fewer by --documents"
+        )
     seen.add(frozenset(shown))
     about = rng.choice(shown)
     text = f"What do the documents say about {about.subject}?"

@@ -112,7 +112,7 @@ class Session:
     def reset_cache(self) -> None:
         """Forgets every cached block."""
         if not self.driver.call(lambda llm: llm.reset_prefix_cache()):
-            raise RuntimeError("the prefix cache was not reset")
+            raise RuntimeError("the prefix cache is in use by running requests: not reset")
 
 
 @contextmanager

@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 _INSTALL = "pip install 'minipic[cpu]' (or 'minipic[cuda]' on a machine with a CUDA GPU)"
+_NO_IMPORT = (
+    "mend what failed above, if anything did; else uninstall vLLM and torch, and install them "
+    f"again: {_INSTALL}"
+)
 _PLUGIN_GROUP = "vllm.general_plugins"
 
 
@@ -71,7 +75,7 @@ def check_vllm() -> Iterator[Finding]:
     )
     output, fault = _run(code)
     if fault:
-        yield Finding("FAIL", f"{told} does not import: {fault}", "see the lines below, if any")
+        yield Finding("FAIL", f"{told} does not import: {fault}", _NO_IMPORT)
         return
     kind, device = [*output.splitlines()[-2:], ""][:2]
     if kind in ("cpu", "cuda"):

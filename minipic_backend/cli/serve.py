@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from minipic_backend.choices import LAYOUT_DEFAULTS, choose_layout
 from minipic_backend.config import Frame, KeyEncoding, Offsets, Technique
-from minipic_backend.errors import EngineStartError
+from minipic_backend.engines.launch import engine_arguments, without_vllm
 
 __all__ = ["plugin_names", "serve"]
 
@@ -53,10 +53,7 @@ def serve(arguments: Sequence[str]) -> int:
         from vllm.logger import configure_logging_from_args
         from vllm.utils.argparse_utils import FlexibleArgumentParser
     except ImportError as error:
-        raise EngineStartError(
-            f"vLLM cannot be imported ({error}). Install it (`pip install minipic[cpu]` or "
-            "`minipic[cuda]`), or ask `minipic doctor` what is wrong"
-        ) from error
+        raise without_vllm(error) from error
 
     cli_env_setup()
     command = ServeSubcommand()
@@ -126,7 +123,6 @@ def _complete(
     args: Any, ours: argparse.Namespace, layout: dict[str, Any], *, no_eager: bool
 ) -> None:
     """vLLM's parsed arguments, as the embedded engine has them where they say nothing."""
-    from minipic_backend.engines.launch import engine_arguments
     from minipic_backend.server.plugin import LAYOUT_ARGUMENT
 
     name = args.model_tag or args.model

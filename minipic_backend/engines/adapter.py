@@ -28,7 +28,8 @@ def adapter_arguments(path: str) -> dict[str, Any]:
     fitting = [one for one in _RANKS if one >= rank]
     if not fitting:
         raise ConfigurationError(
-            f"The adapter in {shown(path)} has rank {rank}; vLLM serves {_RANKS}"
+            f"The adapter in {shown(path)} has rank {rank}; vLLM serves up to {_RANKS[-1]}: "
+            "train one of a lower rank, or merge it into the model"
         )
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": fitting[0]}
 

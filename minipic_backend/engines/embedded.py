@@ -158,7 +158,7 @@ class Engine(BaseEngine):
             EngineError: blocks are in use, so that nothing was forgotten.
         """
         if not self._driver.call(lambda llm: llm.reset_prefix_cache()):
-            raise EngineError("The cache is in use by running requests; nothing was reset")
+            raise EngineError("The cache is in use; nothing was reset: wait for running requests")
 
     def close(self) -> None:
         """Stops the engine and frees its memory. Safe to call twice."""

@@ -14,7 +14,7 @@ from minipic_backend.engines.threads import wait_passively
 from minipic_backend.errors import ConfigurationError, EngineStartError, ModelNotFoundError, shown
 from minipic_backend.models import resolve_model
 
-__all__ = ["DEFAULT_CPU_KV_CACHE_GIB", "engine_arguments", "start_driver"]
+__all__ = ["DEFAULT_CPU_KV_CACHE_GIB", "engine_arguments", "start_driver", "without_vllm"]
 
 DEFAULT_CPU_KV_CACHE_GIB = 2.0
 """vLLM's default takes nearly all memory of the machine: too much for a guest in a process."""
@@ -61,10 +61,7 @@ def engine_arguments(
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform
     except ImportError as error:
-        raise EngineStartError(
-            f"vLLM cannot be imported ({error}). Install it (`pip install minipic[cpu]` or "
-            "`minipic[cuda]`), or ask `minipic doctor` what is wrong"
-        ) from error
+        raise without_vllm(error) from error
 
     known = set(EngineArgs.__dataclass_fields__)
     if unknown := sorted(set(further) - known):
@@ -86,6 +83,14 @@ def engine_arguments(
     additional[CONFIG_KEY] = {**spans, **additional.get(CONFIG_KEY, {})}
     arguments["additional_config"] = additional
     return arguments
+
+
+def without_vllm(error: ImportError) -> EngineStartError:
+    """What to raise where vLLM cannot be imported."""
+    return EngineStartError(
+        f"vLLM cannot be imported ({error}). Install it (`pip install 'minipic[cpu]'` or "
+        "`'minipic[cuda]'`), or ask `minipic doctor` what is wrong"
+    )
 
 
 def start_driver(

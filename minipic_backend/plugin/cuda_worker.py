@@ -40,7 +40,10 @@ class SpanCudaWorker(Worker):
     def _make_model_runner(self) -> Any:
         check_config(self.vllm_config)
         if not self.use_v2_model_runner:
-            raise ConfigurationError("Spans need vLLM's model runner V2 on CUDA, its default")
+            raise ConfigurationError(
+                "Spans need vLLM's model runner V2 on CUDA, which is off here: unset "
+                "VLLM_USE_V2_MODEL_RUNNER, or leave out the option that vLLM's log says it lacks"
+            )
         return SpanGPUModelRunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> Any:

@@ -31,6 +31,8 @@ DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 _CONNECTORS = ("OffloadingConnector",)
 """That are known to key what they keep by `request.block_hashes`."""
 
+_BY_ITSELF = f"additional_config={{{CONFIG_KEY!r}: {{}}}} sets it: leave it to that"
+
 _CACHE_DTYPES = ("auto", "bfloat16", "float16")
 CUDA_CACHE_DTYPES = (*_CACHE_DTYPES, "fp8", "fp8_e4m3")
 
@@ -80,7 +82,7 @@ def enable_spans(engine_args: Any) -> None:
     if config.block_size != engine_args.block_size:
         raise ConfigurationError(
             f"block_size={config.block_size} in {CONFIG_KEY!r}, but vLLM's is "
-            f"{engine_args.block_size}"
+            f"{engine_args.block_size}: leave the former out"
         )
     if engine_args.enable_prefix_caching is False:
         raise ConfigurationError("Spans need prefix caching; do not switch it off")
@@ -127,9 +129,9 @@ def check_config(vllm_config: Any, kv_cache_config: Any | None = None) -> SpanCo
     config = span_config(vllm_config)
     parts = _PARTS[_platform()]
     if vllm_config.scheduler_config.scheduler_cls != parts.scheduler:
-        raise ConfigurationError("The span scheduler is not in place")
+        raise ConfigurationError(f"The span scheduler is not in place; {_BY_ITSELF}")
     if vllm_config.parallel_config.worker_cls != parts.worker:
-        raise ConfigurationError("The span worker is not in place")
+        raise ConfigurationError(f"The span worker is not in place; {_BY_ITSELF}")
     cache = vllm_config.cache_config
     if not cache.enable_prefix_caching:
         raise ConfigurationError("Spans need prefix caching, which is off for this model")
@@ -182,7 +184,8 @@ def _ask_for_flash_attention(engine_args: Any) -> None:
     wanted = AttentionBackendEnum.FLASH_ATTN
     if engine_args.attention_backend not in (None, wanted, wanted.name):
         raise ConfigurationError(
-            f"Spans work on vLLM's FLASH_ATTN backend, not on {engine_args.attention_backend}"
+            f"Spans work on vLLM's FLASH_ATTN backend, not on {engine_args.attention_backend}: "
+            "leave attention_backend out"
         )
     engine_args.attention_backend = wanted
 

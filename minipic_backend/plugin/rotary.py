@@ -104,7 +104,7 @@ def _table(rotary: Any, max_model_len: int, model_name: str) -> Rotary:
     if cache.shape[0] < max_model_len:
         raise UnsupportedModelError(
             f"The rotary table of {model_name} ends at {cache.shape[0]}, before "
-            f"max_model_len={max_model_len}"
+            f"max_model_len={max_model_len}: lower that"
         )
     mscale = float(getattr(rotary, "mscale", 1.0))
     return Rotary((cache / mscale)[:max_model_len].contiguous(), rotary.is_neox_style, mscale)

@@ -74,7 +74,10 @@ def make_questions(
         ConfigurationError: an unknown kind, too few passages, or none of which a rule can ask.
     """
     if documents > len(passages):
-        raise ConfigurationError(f"{documents} documents a prompt, but {len(passages)} passages")
+        raise ConfigurationError(
+            f"{documents} documents a prompt, but {len(passages)} passages: ask for fewer by "
+            "--documents, or bring more"
+        )
     facts = find_facts(passages)
     bm25 = BM25(passage.whole for passage in passages)
     questions = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from side_by_side import python
 
 from minipic_backend import __version__
 from minipic_backend.cli import checks, main
@@ -154,9 +155,10 @@ def versions(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
     monkeypatch.setattr(checks, "_version", known.get)
 
 
-def test_doctor_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--model", HUB_NAME]) == 0
-    lines = capsys.readouterr().out.splitlines()
+@pytest.mark.process(run=python("-m", "minipic_backend.cli", "doctor", "--model", HUB_NAME))
+def test_doctor_on_this_machine(done: Any) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    lines = done.stdout.splitlines()
     assert all(line.startswith("ok") for line in lines)
     assert any("0.32" in line for line in lines)
     assert any("<repo_name>" in line for line in lines)

@@ -20,7 +20,7 @@ def passages() -> tuple[str, ...]:
     for name in sorted(topics):
         for paragraph in topics[name].split("\n\n"):
             text = " ".join(paragraph.split())
-            if 300 <= len(text) <= 500 and text.endswith("."):
+            if 150 <= len(text) <= 250 and text.endswith("."):
                 found.append(text)
     return tuple(found)
 

@@ -88,7 +88,7 @@ def test_a_passage_without_title_is_joined_too() -> None:
         ("--techniques unknown", "choose one of"),
         ("--document-tokens 10,20 --prompts 1,2,3", "differ in length"),
         ("--model shape:huge", "Unknown shape 'huge'"),
-        ("--model shape:tiny --tokenizer /nowhere/at/all", "No tokenizer '/nowhere/at/all'"),
+        ("--model shape:tiny --tokenizer /nowhere/at/all", "no tokenizer for '/nowhere/at/all'"),
         ("--passages /nowhere.jsonl", "/nowhere.jsonl"),
     ],
 )

@@ -41,3 +41,7 @@ def test_without_a_common_word_the_beginnings_are_taken() -> None:
 
 def test_no_documents() -> None:
     assert asked_for_blocks([], "a", 0.1) == []
+
+
+def test_words_are_compared_whatever_their_case() -> None:
+    assert asked_for_blocks([["eine Allee", "eine Straße"]], "Welche STRASSE?", 0.5) == [[(1, 2)]]

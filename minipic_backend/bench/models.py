@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError, ModelNotFoundError, shown
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.models import resolve_model
+from minipic_backend.models.tokenizer import load_tokenizer
 
 __all__ = ["SHAPES", "model_arguments"]
 
@@ -84,11 +85,6 @@ def model_arguments(model: str, tokenizer: str | None = None) -> Iterator[dict[s
 
 def _copy(tokenizer: str, folder: Path) -> int:
     """Writes a tokenizer into a folder; the number of its tokens."""
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(resolve_model(tokenizer))
-    except (OSError, ValueError) as error:
-        raise ModelNotFoundError(f"No tokenizer {shown(tokenizer)}: {error}") from error
+    loaded = load_tokenizer(resolve_model(tokenizer))
     loaded.save_pretrained(folder)
     return len(loaded)

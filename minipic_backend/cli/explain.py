@@ -16,8 +16,8 @@ from minipic_backend.config import (
     Technique,
     resolve_technique,
 )
-from minipic_backend.errors import ConfigurationError, ModelNotFoundError, PromptError, shown
-from minipic_backend.models import resolve_model
+from minipic_backend.errors import ConfigurationError, PromptError
+from minipic_backend.models import resolve_model, tokenizer
 
 if TYPE_CHECKING:
     from minipic_backend.results import Explanation
@@ -70,12 +70,12 @@ def explain(options: argparse.Namespace) -> Explanation:
     )
     span_options = SpanOptions(frame=settings.span_frame, offsets=options.offsets)
     prompt = parse_prompt(_read(options.file))
-    tokenizer = load_tokenizer(options.model)
-    markers = choose_markers(tokenizer)
+    loaded = load_tokenizer(options.model)
+    markers = choose_markers(loaded)
     config = SpanConfig(
         markers.ssep, markers.pdep, markers.pad, options.block_size, options=span_options
     )
-    laid_out = Layout(tokenizer, config).lay_out(prompt, settings, options=span_options)
+    laid_out = Layout(loaded, config).lay_out(prompt, settings, options=span_options)
     return explain_rows(laid_out)
 
 
@@ -85,15 +85,9 @@ def load_tokenizer(model: str) -> Any:
     Raises:
         ModelNotFoundError: there is none, or it cannot be had.
     """
-    from transformers import AutoTokenizer
-
     if Path(model).is_file():
         raise ConfigurationError(f"{model} is a file; MODEL is a folder or a hub name")
-    try:
-        return AutoTokenizer.from_pretrained(resolve_model(model, progress=sys.stderr.isatty()))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ModelNotFoundError(f"no tokenizer for {shown(model)}: {reason}") from error
+    return tokenizer.load_tokenizer(resolve_model(model, progress=sys.stderr.isatty()))
 
 
 def _read(name: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from minipic_backend.errors import PromptError, shown
 from minipic_backend.prompt import Span
 
-__all__ = ["BM25", "as_text", "rank_spans"]
+__all__ = ["BM25", "as_text", "rank_spans", "words_of"]
 
 _WORD = re.compile(r"\w+")
 
@@ -44,15 +44,15 @@ class BM25:
     """Okapi BM25 (k1 = 1.5, b = 0.75) over a collection of texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        counts = [Counter(_words(text)) for text in texts]
+        counts = [Counter(words_of(text)) for text in texts]
         self._number = len(counts)
         self._mean_length = sum(c.total() for c in counts) / max(1, len(counts))
         self._frequency = Counter(word for count in counts for word in count)
 
     def ranks(self, question: str, texts: Sequence[str]) -> list[int]:
         """The place of each text in the order of relevance, 0 the best."""
-        words = set(_words(question))
-        scores = [self._score(words, Counter(_words(text))) for text in texts]
+        words = set(words_of(question))
+        scores = [self._score(words, Counter(words_of(text))) for text in texts]
         order = sorted(range(len(texts)), key=lambda index: -scores[index])
         ranks = [0] * len(texts)
         for place, index in enumerate(order):
@@ -72,7 +72,8 @@ class BM25:
         return math.log(1 + (self._number - seen + 0.5) / (seen + 0.5))
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words of a text, as they are compared: whatever their case."""
     return _WORD.findall(text.casefold())
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
+
+from minipic_backend.layout.ranking import words_of
 
 __all__ = ["BlockRange", "asked_for_blocks", "first_blocks"]
 
 BlockRange = tuple[int, int]
 """First block and last + 1, counted from a document's first."""
 
-_WORDS = re.compile(r"\w+")
 _SATURATION = 1.2  # BM25's k1; its b is 0, for blocks are all of one length
 _DOCUMENT_WEIGHT = 0.5
 
@@ -68,7 +68,7 @@ def _score(block: Counter[str], weights: dict[str, float]) -> float:
 
 @lru_cache(maxsize=16384)
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(_WORDS.findall(text.lower()))
+    return tuple(words_of(text))
 
 
 def _ranges(indices: set[int]) -> list[BlockRange]:

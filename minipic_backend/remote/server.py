@@ -19,11 +19,11 @@ from minipic_backend.errors import (
     shown,
 )
 from minipic_backend.layout.prompt_layout import Layout
+from minipic_backend.models.tokenizer import load_tokenizer
 from minipic_backend.remote.failures import as_ours
 from minipic_backend.remote.tokenizers import (
     check_tokenizer,
     kept_folder,
-    load_tokenizer,
     local_model,
     tokenizer_from_files,
 )

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError, ModelNotFoundError, shown
+from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.layout.tokenizer_digest import tokenizer_digest
 from minipic_backend.models.cache import build_once, cache_dir
+from minipic_backend.models.tokenizer import load_tokenizer
 
-__all__ = ["check_tokenizer", "load_tokenizer", "local_model", "tokenizer_from_files"]
+__all__ = ["check_tokenizer", "kept_folder", "local_model", "tokenizer_from_files"]
 
 
 def local_model(name: str) -> str | None:
@@ -19,21 +20,6 @@ def local_model(name: str) -> str | None:
 
     found = Path(resolve_model(name, progress=False)).expanduser()
     return str(found) if found.is_dir() else None
-
-
-def load_tokenizer(name: str) -> Any:
-    """A tokenizer from a folder or the Hugging Face hub.
-
-    Raises:
-        ModelNotFoundError: there is none.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ModelNotFoundError(f"no tokenizer for {shown(name)}: {reason}") from error
 
 
 def tokenizer_from_files(files: Mapping[str, str], digest: str) -> Any:

@@ -58,7 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what to measure: {', '.join(BENCHES)}, any of them together; or alone: "
         f"{', '.join(_OWN_COMMANDS)}",
     )
-    parser.add_argument("--model", default=None, help="folder, hub name, or shape:llama-3-8b")
+    parser.add_argument(
+        "--model",
+        default=None,
+        help="folder, hub name, or shape:NAME with random weights "
+        "(default: shape:llama-3-8b on a GPU, SmolLM2 on a CPU)",
+    )
     parser.add_argument(
         "--engine",
         type=choices("engine", VARIANTS),

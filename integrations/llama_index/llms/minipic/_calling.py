@@ -1,4 +1,4 @@
-"""Tools."""
+"""Tools: the model asked for calls, and calls found in its answers."""
 
 from __future__ import annotations
 

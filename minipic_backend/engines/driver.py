@@ -446,6 +446,8 @@ class EngineDriver:
         _tear_down_groups()
         del llm, client, core
         gc.collect()
+        if _live_inline:
+            gc.freeze()  # as vLLM left the heap when it started the others
 
 
 def _span_figures(output: Any) -> SpanFigures | None:

@@ -145,7 +145,7 @@ def test_modules_are_hits_whatever_is_imported_with_them(exact_rig: Any) -> None
     engine = exact_rig.engine
     limit = engine.max_model_len
     modules = [Module("a", passages()[0]), Module("b", passages()[1])]
-    gap = Module("gap", ["x", Parameter("y", limit - 400)])
+    gap = Module("gap", ["x", Parameter("y", limit - 300)])
     schema = Schema("s", [modules[0], gap, modules[1]])
     exact_rig.reset()
     options: dict[str, Any] = {"technique": "prompt_cache", "temperature": 0.0, "ignore_eos": True}
@@ -153,7 +153,7 @@ def test_modules_are_hits_whatever_is_imported_with_them(exact_rig: Any) -> None
     both = engine.generate(schema.prompt("Why?", ["a", "b"]), max_tokens=1000, **options)
     assert both.usage.cached_tokens > 0
     end = engine._prepare(schema.prompt("Why?", ["a", "b"]), {**options}).laid_out.num_positions
-    assert limit - 400 < end < limit
+    assert limit - 300 < end < limit
     assert both.usage.completion_tokens == limit - end < 1000
     long = Schema("s", [Module("gap", ["x", Parameter("y", limit)]), modules[1]])
     with pytest.raises(ContextWindowError):

@@ -91,11 +91,11 @@ def test_two_steps_rank_by_the_first_answer(engine: Engine) -> None:
     assert [outcome.number for outcome in outcomes] == [0, 1]
 
 
-def test_the_command(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, tiny_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     from minipic_backend.cli import main
 
     out, plot = tmp_path / "q.json", tmp_path / "q.png"
-    arguments = ["bench", "quality", "--model", model, "--kinds", "year,name", "--count", "1"]
+    arguments = ["bench", "quality", "--model", tiny_model, "--kinds", "year,name", "--count", "1"]
     arguments += ["--documents", "2,3", "--max-tokens", "3", "--cost-sample", "1"]
     arguments += ["--techniques", "primed:late=0", "--max-model-len", "1024"]
     assert main([*arguments, "--json", str(out), "--plot", str(plot)]) == 0

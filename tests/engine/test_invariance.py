@@ -168,8 +168,7 @@ def test_one_to_twelve_documents(float32_rig: Any, truth: Any, num_documents: in
     """Cold and warm; by turns in both frames and with both offset layouts."""
     rig = float32_rig
     make = PromptMaker(rig.engine.tokenizer, rig.config)
-    turn = num_documents + (rig.key_encoding == "unrotated")
-    options = list(OPTIONS.values())[turn % 4]
+    options = list(OPTIONS.values())[num_documents % 4]
     prompt = make.usual(num_documents)
     rig.reset()
     cold = rig.run(prompt, options)

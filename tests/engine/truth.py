@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any
 
 import torch
 from reference import KV, Reference
@@ -20,15 +21,25 @@ _BLOCK_SIZE = 32
 
 @dataclass
 class Truth(Reference):
-    """The float64 reference; computes each prefix and span once, and keeps the last logits."""
+    """The float64 reference. Computes each prefix and span once, and keeps the last logits; and
+    each answer once: engines of both key encodings, often of both dtypes, are asked the same."""
 
     def __post_init__(self) -> None:
         self._memo: dict[bytes, tuple[torch.Tensor, KV]] = {}
+        self._answers: dict[Any, torch.Tensor] = {}
 
     def logprobs(
         self, token_ids: Sequence[int], table: SegmentTable | None, generated: Sequence[int] = ()
     ) -> torch.Tensor:
         """float64 [len(generated) + 1, vocab]: behind the prompt and each generated token."""
+        key = (tuple(token_ids), table, tuple(generated))
+        if key not in self._answers:
+            self._answers[key] = self._logprobs(token_ids, table, generated)
+        return self._answers[key]
+
+    def _logprobs(
+        self, token_ids: Sequence[int], table: SegmentTable | None, generated: Sequence[int]
+    ) -> torch.Tensor:
         count = len(generated) + 1
         tokens = [*token_ids, *generated]
         if table is None:

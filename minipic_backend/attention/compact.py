@@ -83,7 +83,9 @@ class CompactPass:
 
 def num_seen(run: Run) -> int:
     """Keys that a run's last query sees; its own pads count."""
-    return sum(segment.end - segment.start for segment in _seen(run))
+    *earlier, own = run.seen
+    num_keys = sum([s.end - s.start for s in earlier if s.start < s.end])
+    return num_keys + max(run.end - own.start, 0)
 
 
 def plan_compact(

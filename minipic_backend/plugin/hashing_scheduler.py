@@ -62,6 +62,15 @@ class SpanHashing(Scheduler):
             self.grammar_compile_error_reqs.add(request.request_id)
         request.update_block_hashes()
 
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        for new in output.scheduled_new_reqs:
+            chain = getattr(self.requests[new.req_id], "minipic_chain", None)
+            if chain:
+                # So that the worker need not read the prompt again (see `worker_segments`).
+                new.minipic_table = chain.table
+        return output
+
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if request.request_id in self.grammar_compile_error_reqs:
             return False

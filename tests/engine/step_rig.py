@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from vllm import SamplingParams
@@ -21,6 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from minipic_backend.bench.models import SHAPES
 from minipic_backend.config import CONFIG_KEY, SpanConfig, SpanOptions
+from minipic_backend.plugin.hasher import worker_segments
 
 __all__ = ["BLOCK_SIZE", "Served", "StepRig", "dependent", "prefix", "prompt", "span"]
 
@@ -270,6 +272,7 @@ class StepRig:
             self._tables.pop(request_id, None)
         starts: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
+            self._check_segments(new)
             self._tables[new.req_id] = list(new.block_ids[0])
             starts[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
@@ -297,6 +300,14 @@ class StepRig:
             sampled_token_ids=sampled,
             kv_connector_output=KVConnectorOutput(finished_recving=loaded) if loaded else None,
         )
+
+    def _check_segments(self, new: Any) -> None:
+        """What the scheduler read of a prompt goes along, and is what a worker would read."""
+        fields = ("prompt_token_ids", "sampling_params", "mm_features", "prompt_embeds")
+        bare = SimpleNamespace(**{name: getattr(new, name) for name in fields})
+        table = worker_segments(bare, self.config)
+        assert worker_segments(new, self.config) == table
+        assert hasattr(new, "minipic_table") == (table is not None and new.req_id in self.served)
 
     def _load(self) -> set[str]:
         """What a connector asked for in an earlier step is there now; the requests it is for."""

@@ -47,7 +47,7 @@ def test_the_engine_options_of_the_quality_bench_reach_the_engine(
         raise Started(model, arguments)
 
     monkeypatch.setattr("minipic_backend.engines.embedded.Engine", engine)
-    command = "--model m --count 1 --enforce-eager --graph-sizes 4"
+    command = "--model m --count 1 --cost-sample 0 --enforce-eager --graph-sizes 4"
     with pytest.raises(Started) as started:
         main(["bench", "quality", *command.split()])
     model, arguments = started.value.args

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=number, default=16, help="tokens of an answer")
     parser.add_argument(
         "--cost-sample",
-        type=number,
+        type=int,
         default=8,
         help="prompts to measure the time to first token on",
     )

@@ -14,13 +14,13 @@ from segment_prompts import CONFIG, Drawn, all_options, given, patched_prompts, 
 
 from minipic_backend.attention import gathered as gathered_module
 from minipic_backend.attention.gathered import GatheredRun, Scratch, gather_run, gathered_attention
-from minipic_backend.attention.kv_layout import BlockLayout, probe_layout
+from minipic_backend.attention.kv_layout import BlockLayout, Selection, probe_layout
 from minipic_backend.attention.rotary import Rotary, cos_sin_table, rotate
 from minipic_backend.attention.rows import PlacedRun, Run, split_runs
 from minipic_backend.attention.sequences import context_sequences
-from minipic_backend.config import SpanOptions
+from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.spans.patches import Patch
-from minipic_backend.spans.segments import SegmentKind, SegmentTable
+from minipic_backend.spans.segments import SegmentKind, SegmentTable, parse_segments
 
 SIZE = CONFIG.block_size
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 12
@@ -314,9 +314,9 @@ def as_bf16(layer: Layer) -> Layer:
     return Layer(query, key, value, layer.rotary)
 
 
-@given(any_prompts, all_options, styles, st.sampled_from([3, 16]))
+@given(any_prompts, all_options, styles, st.sampled_from([0, 2, 99]), st.sampled_from([3, 16]))
 def test_dependent_runs_in_bf16(
-    drawn: Drawn, options: SpanOptions, style: tuple[int, bool, float], step: int
+    drawn: Drawn, options: SpanOptions, style: tuple[int, bool, float], few: int, step: int
 ) -> None:
     """Half a percent of the whole, and no row far off: queries, keys, turned keys, scores, weights
     and the output are each rounded to 2^-9. A wrong shift or mask is off by tenths."""
@@ -326,6 +326,7 @@ def test_dependent_runs_in_bf16(
     runs = [r for r in split_runs(table, 0, num_tokens) if r.kind is SegmentKind.DEPENDENT]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gathered_module, "multiplies_bf16", lambda: True)
+        patch.setattr(gathered_module, "_FEW_QUERIES", few)
         patch.setattr(gathered_module, "_SAMPLE_STEP", step)
         got = attend(layer, table, runs, encoding="span_local", dtype=torch.bfloat16).double()
     want = by_definition(layer, table)
@@ -379,18 +380,20 @@ def test_large_scores_in_bf16(in_bf16: None) -> None:
     assert error < 0.03
 
 
-def test_strong_keys_that_the_sample_misses_in_bf16() -> None:
+@pytest.mark.parametrize("few", [True, False])
+def test_strong_keys_that_the_sample_misses_in_bf16(few: bool) -> None:
     """Two scores of about 30 above every 16th key's: off by x / 256 each at most, as stated."""
     q = torch.zeros(1, 1, 8)
     q[..., :2] = 1.0
-    k = torch.zeros(1, 8, 48)
+    k = torch.zeros(1, 9, 48)
     k[0, :2, 5] = torch.tensor([30.0, 0.06])
     k[0, :2, 9] = torch.tensor([30.0, -0.06])
-    mask = torch.zeros(1, 1, 48)
-    run = GatheredRun(0, 1, torch.zeros(0, dtype=torch.int64), None, None, mask[0])
-    exact = torch.bmm(q.double(), k.double()).softmax(-1)
+    k[0, 8] = 1.0
+    mask = torch.zeros(1, 0)
+    run = GatheredRun(0, 1, Selection(torch.arange(1), 48, ((0, 48),)), None, None, mask)
+    exact = torch.bmm(q.double(), k[:, :8].double()).softmax(-1)
     q, k, mask = q.bfloat16(), k.bfloat16(), mask.bfloat16()
-    scores = gathered_module._scores_bf16(run, q, k, mask, 1.0)
+    scores = gathered_module._scores_bf16(run, q, k[:, :8] if few else k, mask, 1.0)
     bound = 30.06 / 256
     assert (scores[0, 0, [5, 9]].double() - torch.tensor([30.06, 29.94])).abs().max() <= bound
     assert (scores.double().softmax(-1) - exact).abs().max() <= bound / 2
@@ -443,3 +446,44 @@ def test_ordinary_prompt_without_rotated_keys() -> None:
 
 def _tokens(run: Run) -> range:
     return range(run.start, run.end)
+
+
+@pytest.mark.parametrize("unrotated", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_chunks_give_the_bits_of_the_whole(
+    in_bf16: None, dtype: torch.dtype, unrotated: bool
+) -> None:
+    """At least nine of ten numbers; with keys in no whole steps, seven to nine in float32."""
+    config = SpanConfig(ssep=1, pdep=2, pad=3, block_size=32)
+
+    def filled(tokens: list[int]) -> list[int]:
+        return tokens + [3] * (-len(tokens) % 32)
+
+    token_ids = [9] * 64 + filled([1] + [9] * 150) + filled([1] + [9] * 90) + [2] + [9] * 160
+    table = parse_segments(token_ids, config, SpanOptions())
+    assert table is not None
+    num_tokens = len(token_ids)
+    num_blocks = -(-num_tokens // 32)
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.randn(2, num_blocks, 3, 32, 64, generator=generator).to(dtype)
+    query = torch.randn(num_tokens, 9, 64, generator=generator).to(dtype)
+    rotary = Rotary(cos_sin_table(1e4 ** -(torch.arange(0, 64, 2) / 64), 1024), True, 1.0)
+    layout = BlockLayout(32, 64, None, None, keys_are_rows=True)
+    block_table = torch.arange(num_blocks, dtype=torch.int32)[None]
+
+    def attention(start: int, end: int) -> torch.Tensor:
+        outs = []
+        for run in split_runs(table, start, end):
+            placed = PlacedRun(0, run.start, run)
+            gathered = gather_run(placed, block_table, 32, unrotated=unrotated)
+            rows = query[run.start : run.end]
+            outs.append(gathered_attention(rows, keys, values, gathered, layout, rotary, 0.125))
+        return torch.cat(outs)
+
+    first = 0 if unrotated else table.segments[-1].start
+    whole = attention(first, num_tokens)
+    for chunk in (33, 57, 100):
+        cuts = [*range(first, num_tokens, chunk), num_tokens]
+        chunked = torch.cat([attention(lo, hi) for lo, hi in pairwise(cuts)])
+        assert float((chunked == whole).float().mean()) > 0.9
+        assert float((chunked - whole).abs().max()) <= (1e-6 if whole.itemsize == 4 else 0.02)

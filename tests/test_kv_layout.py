@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from minipic_backend.attention.kv_layout import probe_layout
+from minipic_backend.attention.kv_layout import Selection, probe_layout
 
 BLOCK_SIZE, HEAD_SIZE = 32, 12
 
@@ -58,13 +58,17 @@ def test_packing_is_undone(pack_keys: Pack, pack_values: Pack, dtype: torch.dtyp
         layout.keys(packed(pack_keys)), plain.transpose(2, 3), rtol=0, atol=0
     )
     torch.testing.assert_close(layout.values(packed(pack_values)), plain, rtol=0, atol=0)
-    # Blocks gathered, in an order of their own, out of a cache whose halves lie side by side.
+    # Tokens gathered, in an order of their own, out of a cache whose halves lie side by side.
     cache = torch.cat((packed(pack_keys), packed(pack_values)), dim=2)
     key_cache, value_cache = cache.chunk(2, dim=2)
     ids = torch.tensor([2, 0, 2])
     rows = plain[ids].transpose(0, 1).reshape(2, -1, HEAD_SIZE)  # [heads, 3 · tokens, dims]
-    assert torch.equal(layout.gather_keys(key_cache, ids), rows.transpose(1, 2))
-    assert torch.equal(layout.gather_values(value_cache, ids), rows)
+    for pieces in [((0, 96),), ((3, 40), (41, 64), (70, 71))]:
+        chosen = Selection(ids, BLOCK_SIZE, pieces)
+        want = torch.cat([rows[:, start:end] for start, end in pieces], dim=1)
+        for halves in ((key_cache, value_cache), (key_cache.clone(), value_cache.clone())):
+            assert torch.equal(layout.gather_keys(halves[0], chosen), want.transpose(1, 2))
+            assert torch.equal(layout.gather_values(halves[1], chosen), want)
 
 
 def test_gathering_copies_the_blocks_alone() -> None:
@@ -80,9 +84,27 @@ def test_gathering_copies_the_blocks_alone() -> None:
             for half, gather in zip(
                 cache.chunk(2, dim=2), (layout.gather_keys, layout.gather_values), strict=True
             ):
-                gather(half, torch.tensor([5, 7]))
+                gather(half, Selection(torch.tensor([5, 7]), BLOCK_SIZE, ((1, 40),)))
         largest = max(event.cpu_memory_usage for event in seen.key_averages())
         assert 0 < largest < cache.numel()  # a quarter of the cache's bytes
+
+
+def test_layers_of_equal_strides_and_other_heads() -> None:
+    """As where vLLM gives every layer's blocks the room of the largest."""
+    layout = probe_layout(lambda numbers: (numbers.flatten(),) * 2, BLOCK_SIZE, HEAD_SIZE)
+    whole = torch.randn(4, 3, BLOCK_SIZE, HEAD_SIZE)
+    chosen = Selection(torch.tensor([3, 1]), BLOCK_SIZE, ((5, 40),))
+    rows = whole[[3, 1]].transpose(0, 1).flatten(1, 2)[:, 5:40]
+    for num_heads in (1, 3, 2):
+        assert torch.equal(layout.gather_values(whole[:, :num_heads], chosen), rows[:num_heads])
+
+
+def test_a_cache_that_is_not_made_of_lines_is_refused() -> None:
+    chosen = Selection(torch.arange(2), BLOCK_SIZE, ((0, 40),))
+    whole = torch.zeros(2, 2, BLOCK_SIZE, HEAD_SIZE + 1)
+    for cache in (whole[..., :HEAD_SIZE], whole.transpose(2, 3)):
+        with pytest.raises(ValueError, match="lines"):
+            chosen.lines(cache)
 
 
 def test_plain_layouts_copy_nothing() -> None:

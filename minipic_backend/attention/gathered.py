@@ -1,20 +1,23 @@
 """Attention over keys gathered from a paged cache, in plain PyTorch (the CPU's path).
 
-The keys of a run are gathered block by block, moved to the positions at which its queries see them,
-and met with all queries at once:
+The keys that a run may see are gathered, pads left out, moved to the positions at which its queries
+see them, and met with all queries at once:
 
     scores = scale · (R_q q) · (R_shift k) + mask,   out = softmax(scores) v
 
-`shift` is 0 but for spans under `span_local`; it is the whole position under `unrotated`.
+`shift` is 0 but for spans under `span_local`; it is the whole position under `unrotated`. `mask`
+is 0 but for the run's own tokens, the last of its keys.
 
 Products are in fp32; for a bf16 cache on a machine that multiplies bf16, under `span_local`, in
 bf16 with sums in fp32 (two to three times faster). Scores are then rounded to bf16 after a number
 near the largest of their row is taken off, which changes no softmax, so that those that count are
 rounded least:
 
-    scores = round(scale · q·k + mask - m),   m = the largest score of every 16th key
+    scores = round(scale · (q·k - m)) + mask,   m = the largest q·k of every 16th key
 
-A score that is x above m is off by x / 256 at most: by 2 % of its weight at 5 above.
+A score that is x above scale · m is off by x / 256 at most: by 2 % of its weight at 5 above. The
+product takes m off by itself where there are many queries: q has one more number, -m, and k one
+more, 1.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minipic_backend.attention.kv_layout import BlockLayout
+from minipic_backend.attention.kv_layout import BlockLayout, Selection
 from minipic_backend.attention.rotary import Rotary, rotate
 from minipic_backend.attention.rows import PlacedRun
 
@@ -34,6 +37,14 @@ __all__ = ["GatheredRun", "Scratch", "gather_run", "gathered_attention", "multip
 
 _MAX_SCORES = 2**22
 """Scores that are held at once; more queries than that allows are served in turns."""
+
+_FEW_QUERIES = 8
+"""Up to so many, a number more in each key costs more than it saves."""
+
+_KEY_STEP = 64
+"""Keys come in whole steps, the last ones unseen: so that rows of products sum in the same order,
+most of them to the same bits, in a chunk of a prompt and in the whole. A model in bf16 makes much
+of other bits: 1e-7 here is 0.1 and more in its log-probabilities."""
 
 _SAMPLE_STEP = 16
 """One key of so many is looked at for the number that is taken off a row of scores."""
@@ -70,20 +81,22 @@ class GatheredRun:
     Args:
         query: index of the first query in the batch.
         num_queries: queries.
-        block_ids: physical blocks of the keys, int64 [num_blocks].
-        shifts: rotation that each cached key still needs, int64 [num_blocks · block_size]; None
-            where no key needs any.
+        keys: the keys.
+        shifts: rotation that cached keys still need, int64 [num_turned]; None where none does.
+        first_turned: index of the first of these keys.
         query_shifts: the same for queries, int64 [num_queries]; None for none.
-        mask: added to the scores, float32 [num_queries, num_blocks · block_size]: 0 or -inf.
+        mask: added to the scores of the last keys, which not all queries see, float32
+            [num_queries, num_masked]: 0 or -inf.
         scratch: memory to compute in; runs that are served one after another share it.
     """
 
     query: int
     num_queries: int
-    block_ids: Tensor
+    keys: Selection
     shifts: Tensor | None
     query_shifts: Tensor | None
     mask: Tensor
+    first_turned: int = 0
     scratch: Scratch = field(default_factory=lambda: Scratch())
     _angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
@@ -95,12 +108,12 @@ class GatheredRun:
         return self._masks[dtype]
 
     def key_angles(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """cos and sin of `shifts`: [rotary_dim / 2, num_blocks · block_size]. Kept, since all
-        layers of a model ask for the same few tables."""
+        """cos [rotary_dim / 2, num_turned] of `shifts`, and (-sin, sin) [2, rotary_dim / 2,
+        num_turned]. Kept, since all layers of a model ask for the same few tables."""
         assert self.shifts is not None
         if id(rotary) not in self._angles:
             cos, sin = rotary.cos_sin[self.shifts].t().contiguous().chunk(2, dim=0)
-            self._angles[id(rotary)] = cos, sin
+            self._angles[id(rotary)] = cos, torch.stack((-sin, sin))
         return self._angles[id(rotary)]
 
 
@@ -122,35 +135,51 @@ def gather_run(
         scratch: shared with other runs; None for its own.
     """
     run = placed.run
+    pieces = []
     blocks, tokens, shifts = ([np.empty(0, dtype=np.int64)] for _ in range(3))
-    visible = [np.empty(0, dtype=np.bool_)]
+    num_slots = 0
     for seen in run.seen:
         end = min(seen.end, run.end)
         if seen.start >= end:
             continue
         lo, hi = seen.start // block_size, -(-end // block_size)
-        slots = np.arange(lo * block_size, hi * block_size)
-        is_seen = (slots >= seen.start) & (slots < end)
+        first = num_slots + seen.start - lo * block_size
+        own = np.arange(seen.start, end)
         blocks.append(np.arange(lo, hi))
-        tokens.append(slots)
-        visible.append(is_seen)
-        shifts.append(np.where(is_seen, slots + seen.base if unrotated else seen.shift, 0))
+        pieces.append((first, first + end - seen.start))
+        tokens.append(own)
+        shifts.append(own + seen.base if unrotated else np.full_like(own, seen.shift))
+        num_slots += (hi - lo) * block_size
     queries = np.arange(run.start, run.end)
-    is_seen = np.concatenate(visible)[None, :] & (
-        np.concatenate(tokens)[None, :] <= queries[:, None]
-    )
+    token = np.concatenate(tokens)
+    is_hidden = token > run.start  # from the first query
+    num_free = int(is_hidden.argmax()) if is_hidden.any() else len(token)
+    is_seen = token[None, num_free:] <= queries[:, None]
     mask = np.where(is_seen, np.float32(0.0), np.float32(-np.inf))
-    shift = torch.from_numpy(np.concatenate(shifts))
+    if missing := -len(token) % _KEY_STEP:
+        mask = np.pad(mask, ((0, 0), (0, missing)), constant_values=-np.inf)
+        pieces += _first(pieces, missing)
+    shift = np.concatenate(shifts)
+    turned = np.flatnonzero(shift)
     columns = torch.from_numpy(np.concatenate(blocks))
+    block_ids = block_table[placed.request, columns].long()
     return GatheredRun(
         query=placed.query,
         num_queries=run.num_tokens,
-        block_ids=block_table[placed.request, columns].long(),
-        shifts=shift if shift.any() else None,
+        keys=Selection(block_ids, block_size, tuple(pieces)),
+        shifts=torch.from_numpy(shift[turned[0] : turned[-1] + 1]) if len(turned) else None,
+        first_turned=int(turned[0]) if len(turned) else 0,
         query_shifts=torch.from_numpy(queries + run.seen[-1].base) if unrotated else None,
         mask=torch.from_numpy(mask),
         scratch=scratch or Scratch(),
     )
+
+
+def _first(pieces: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """Pieces of `count` tokens, taken from the front, over and over if need be."""
+    start, end = pieces[0]
+    whole, rest = divmod(count, end - start)
+    return [(start, end)] * whole + [(start, start + rest)] * bool(rest)
 
 
 def gathered_attention(
@@ -189,14 +218,20 @@ def gathered_attention(
         and multiplies_bf16()
     )
     dtype = torch.bfloat16 if in_bf16 else torch.float32
-    if not run.mask.shape[1]:
+    if not run.keys.pieces:
         return query.new_zeros(query.shape, dtype=dtype)
+    # Many queries in bf16: and a row of ones behind each head's keys, see `_scores_bf16`.
+    num_ones = int(in_bf16 and num_queries > _FEW_QUERIES)
+    shape = num_kv_heads, head_size + num_ones, run.keys.num_tokens
+    with_ones = run.scratch.take("keys", shape, dtype)
+    with_ones[:, head_size:] = 1
+    k = layout.gather_keys(key_cache, run.keys, out=with_ones[:, :head_size])
     # k: [num_kv_heads, head_size, num_keys]; v: [num_kv_heads, num_keys, head_size]
-    k = layout.gather_keys(key_cache, run.block_ids)
-    v = layout.gather_values(value_cache, run.block_ids).to(dtype)
+    v = layout.gather_values(value_cache, run.keys).to(dtype)
     if run.shifts is not None:
-        k = _turned(k, *run.key_angles(rotary), dtype, is_neox=rotary.is_neox)
-    k = k.to(dtype)
+        cos, sines = run.key_angles(rotary)
+        turned = k[..., run.first_turned : run.first_turned + len(run.shifts)]
+        _turn(turned, cos, sines, run.scratch, is_neox=rotary.is_neox)
     q = query.to(dtype)
     if run.query_shifts is not None:
         # The model puts mscale on what it rotates of q and of k: here q carries both.
@@ -207,17 +242,16 @@ def gathered_attention(
     q = q.view(num_queries, num_kv_heads, group, head_size).transpose(0, 1)
     q = q.reshape(num_kv_heads, num_queries * group, head_size)
     mask = run.mask_as(dtype)
-    turn = max(1, _MAX_SCORES // (num_heads * mask.shape[1]))
+    turn = max(1, _MAX_SCORES // (num_heads * k.shape[2]))
     outs = []
     for first in range(0, num_queries, turn):
         some_q = q[:, first * group : (first + turn) * group]
-        some_mask = mask[first : first + turn, None]
+        some_mask = mask[first : first + turn]
         if in_bf16:
-            scores = _scores_bf16(run, some_q, k, some_mask, scale)
+            scores = _scores_bf16(run, some_q, with_ones, some_mask, scale)
         else:
             scores = _scores(run, some_q, k, some_mask, scale, soft_cap)
-        weights = run.scratch.take("weights", tuple(scores.shape), dtype)
-        torch.softmax(scores, dim=-1, out=weights)
+        weights = torch.softmax(scores, dim=-1, out=scores)
         outs.append(torch.bmm(weights, v))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
     out = out.view(num_kv_heads, num_queries, group, head_size).transpose(0, 1)
@@ -227,45 +261,53 @@ def gathered_attention(
 def _scores(
     run: GatheredRun, q: Tensor, k: Tensor, mask: Tensor, scale: float, soft_cap: float
 ) -> Tensor:
-    """float32 [num_kv_heads, queries · group, num_keys]; `mask` is [queries, 1, num_keys].
-
-    Whole products: the same bits however a prompt is cut into chunks, which matters where every
-    token of every prompt goes this way (`unrotated`).
-    """
+    """float32 [num_kv_heads, queries · group, num_keys]; `mask` is [queries, num_masked]."""
     scores = run.scratch.take("scores", (*q.shape[:2], k.shape[2]), q.dtype)
     torch.bmm(q * scale, k, out=scores)
     if soft_cap:
         scores.div_(soft_cap).tanh_().mul_(soft_cap)
-    _by_query(scores, mask).add_(mask)
-    return scores
+    return _masked(scores, mask)
 
 
 def _scores_bf16(run: GatheredRun, q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The same in bfloat16, each row less a number near its maximum."""
-    some = slice(None, None, _SAMPLE_STEP)
-    sample = torch.bmm(q, k[..., some].contiguous())
-    _by_query(sample, mask).add_(mask[..., some])
-    highest = sample.amax(dim=-1, keepdim=True).mul_(scale)
-    highest.masked_fill_(highest == -torch.inf, 0.0)  # none of the sample is seen
+    """The same in bfloat16, each row less a number near its maximum. `k` may end with a row of
+    ones: [num_kv_heads, head_size + 1, num_keys]."""
+    sample = torch.bmm(q, k[:, : q.shape[2], ::_SAMPLE_STEP].contiguous())
+    first = -(k.shape[2] - mask.shape[1]) % _SAMPLE_STEP  # of the mask's keys in the sample
+    _masked(sample, mask[:, first::_SAMPLE_STEP])
+    # The first key is seen by all queries. amax is slow in bf16.
+    highest = sample.float().amax(dim=-1, keepdim=True).to(q.dtype)
     scores = run.scratch.take("scores", (*q.shape[:2], k.shape[2]), q.dtype)
-    torch.sub(mask, _by_query(highest, mask), out=_by_query(scores, mask))
-    return scores.baddbmm_(q, k, alpha=scale)
+    if k.shape[1] == q.shape[2]:
+        torch.baddbmm(highest * -scale, q, k, alpha=scale, out=scores)
+    else:
+        q = torch.cat((q, -highest), dim=2)
+        torch.baddbmm(scores, q, k, beta=0, alpha=scale, out=scores)
+    return _masked(scores, mask)
 
 
-def _by_query(rows: Tensor, mask: Tensor) -> Tensor:
-    """[num_kv_heads, queries · group, n] → [num_kv_heads, queries, group, n], as a view."""
-    return rows.view(rows.shape[0], mask.shape[0], -1, rows.shape[2])
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """`scores` [num_kv_heads, queries · group, num_keys], the last of them plus `mask`."""
+    num_masked = mask.shape[1]
+    if num_masked:
+        by_query = scores.view(scores.shape[0], mask.shape[0], -1, scores.shape[2])
+        by_query[..., -num_masked:].add_(mask[:, None])
+    return scores
 
 
-def _turned(k: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype, *, is_neox: bool) -> Tensor:
-    """`rotate` along dim 1 of [num_kv_heads, head_size, num_keys], in float32, rounded once to
-    `dtype`; without its copies."""
+def _turn(k: Tensor, cos: Tensor, sines: Tensor, scratch: Scratch, *, is_neox: bool) -> None:
+    """`rotate` along dim 1 of [num_kv_heads, head_size, num_keys], in place; in float32, rounded
+    once. Few operations: each costs two threads' waking up."""
+    num_heads, head_size, num_keys = k.shape
     half = cos.shape[0]
-    if not is_neox or 2 * half != k.shape[1]:
-        return rotate(k.float(), cos[None], sin[None], is_neox=is_neox, dim=1)
-    # (a', b') = (a cos - b sin, b cos + a sin)
-    a, b = k[:, :half], k[:, half:]
-    out = torch.empty(k.shape, dtype=dtype)
-    torch.addcmul(a * cos, b, sin, value=-1, out=out[:, :half])
-    torch.addcmul(b * cos, a, sin, out=out[:, half:])
-    return out
+    if not is_neox or 2 * half != head_size:
+        k.copy_(rotate(k.float(), cos[None], sines[1:], is_neox=is_neox, dim=1))
+        return
+    # [a b] cos + [b a] [-sin sin], both halves at once
+    aba = scratch.take("aba", (num_heads, 3, half, num_keys), torch.float32)
+    aba[:, :2] = k.view(num_heads, 2, half, num_keys)
+    aba[:, 2] = aba[:, 0]
+    turned = scratch.take("turned", (num_heads, 2, half, num_keys), torch.float32)
+    torch.mul(aba[:, :2], cos, out=turned)
+    turned.addcmul_(aba[:, 1:], sines)
+    k.copy_(turned.view(k.shape))

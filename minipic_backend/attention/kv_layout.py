@@ -7,13 +7,60 @@ name for it. It is a permutation of a block's numbers, so that one probe tells a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["BlockLayout", "probe_layout"]
+__all__ = ["BlockLayout", "Selection", "probe_layout"]
 
 _DIGIT = 128  # exact in bf16 and fp16
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Tokens of a paged cache.
+
+    Args:
+        block_ids: int64 [n], physical blocks.
+        block_size: tokens in a block.
+        pieces: (start, end) of the tokens that are meant, counted through these blocks.
+    """
+
+    block_ids: torch.Tensor
+    block_size: int
+    pieces: tuple[tuple[int, int], ...]
+    _lines: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(end - start for start, end in self.pieces)
+
+    def lines(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cache as lines of one head and one place each, and the numbers of those that hold
+        the tokens: head by head, int64 [num_kv_heads · number of tokens].
+
+        Args:
+            cache: [num_blocks, num_kv_heads, block_size, head_size], with lines of head_size
+                numbers in a row; may be a part of a larger tensor.
+
+        Raises:
+            ValueError: the cache is not made of such lines.
+        """
+        *strides, one = cache.stride()
+        width = cache.shape[3]
+        if one != 1 or any(stride % width for stride in strides):
+            raise ValueError(f"a cache with strides {cache.stride()} is not made of lines")
+        per_block, per_head, per_token = steps = [stride // width for stride in strides]
+        last = sum((n - 1) * step for n, step in zip(cache.shape[:3], steps, strict=True))
+        lines = cache.as_strided((last + 1, width), (width, 1))
+        # Most models' layers have all the same.
+        key = (cache.shape[1], *cache.stride())
+        if key not in self._lines:
+            slots = torch.cat([torch.arange(start, end) for start, end in self.pieces])
+            block, place = self.block_ids[slots // self.block_size], slots % self.block_size
+            heads = torch.arange(cache.shape[1])[:, None] * per_head
+            self._lines[key] = (heads + block * per_block + place * per_token).flatten()
+        return lines, self._lines[key]
 
 
 @dataclass(frozen=True)
@@ -50,24 +97,32 @@ class BlockLayout:
             return blocks
         return blocks.flatten(2).index_select(2, self.value_order).view(blocks.shape)
 
-    def gather_keys(self, cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
-        """Keys of these blocks, as columns.
+    def gather_keys(
+        self, cache: torch.Tensor, chosen: Selection, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Keys of these tokens, as columns.
 
         Args:
             cache: packed [num_blocks, num_kv_heads, block_size, head_size].
-            block_ids: int64 [n].
+            chosen: n tokens.
+            out: where to write them, of any dtype that holds the cache's.
 
         Returns:
-            [num_kv_heads, head_size, n · block_size], of the cache's dtype.
+            [num_kv_heads, head_size, n]: `out`, else of the cache's dtype.
         """
         # Along dim 0: along any other, PyTorch may copy the whole cache first.
-        keys = self.keys(cache.index_select(0, block_ids))
-        return keys.permute(1, 2, 0, 3).reshape(cache.shape[1], self.head_size, -1)
+        keys = self.keys(cache.index_select(0, chosen.block_ids)).permute(1, 2, 0, 3)
+        columns = keys.reshape(cache.shape[1], self.head_size, -1)
+        return torch.cat([columns[..., start:end] for start, end in chosen.pieces], dim=2, out=out)
 
-    def gather_values(self, cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
-        """The same for values, as rows: [num_kv_heads, n · block_size, head_size]."""
-        values = self.values(cache.index_select(0, block_ids))
-        return values.transpose(0, 1).reshape(cache.shape[1], -1, self.head_size)
+    def gather_values(self, cache: torch.Tensor, chosen: Selection) -> torch.Tensor:
+        """The same for values, as rows: [num_kv_heads, n, head_size]."""
+        if self.value_order is None:
+            lines, numbers = chosen.lines(cache)
+            return lines.index_select(0, numbers).view(cache.shape[1], -1, self.head_size)
+        values = self.values(cache.index_select(0, chosen.block_ids)).transpose(0, 1)
+        rows = values.reshape(cache.shape[1], -1, self.head_size)
+        return torch.cat([rows[:, start:end] for start, end in chosen.pieces], dim=1)
 
 
 def probe_layout(

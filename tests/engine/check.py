@@ -3,7 +3,9 @@
 Measured on this model, root mean square over the vocabulary: float32 engines are within 3e-5 of the
 float64 reference, bfloat16 engines within 0.2, and so are they with ordinary prompts. Ways to
 compute one prompt differ only by the shapes of their matrix products: mostly not by one bit, else
-by 1e-5 in float32; in bfloat16 by 0.05 in prefill and, ordinary prompts as well, by 0.2 in decode.
+by 1e-5 in float32; in bfloat16 by 0.05 in prefill. Decoding in bfloat16 adds up what its shapes
+make, for ordinary prompts as well: 0.05 to 0.13 over three to six tokens, up to 0.25 at the last of
+them. So there all tokens count together, which tells more than the largest of few.
 `test_tolerances.py` shows that any mistake in the semantics is far outside of the float32 limits,
 and that all but subtle ones are outside of the bfloat16 limits.
 """
@@ -17,17 +19,26 @@ import torch
 from minipic_backend.config import SpanOptions
 from minipic_backend.spans.segments import parse_segments
 
-__all__ = ["DECODE", "PREFILL", "TO_TRUTH", "assert_same", "assert_true", "distance"]
+__all__ = ["DECODE", "PREFILL", "TO_TRUTH", "assert_same", "assert_true", "distance", "together"]
 
 TO_TRUTH = {"float32": 1e-4, "bfloat16": 0.3}
 PREFILL = {"float32": 1e-4, "bfloat16": 0.1}
-DECODE = {"float32": 1e-4, "bfloat16": 0.25}
+DECODE = {"float32": 1e-4, "bfloat16": 0.15}
 
 
 def distance(got: torch.Tensor, want: torch.Tensor) -> float:
     """The largest, over tokens, of the root mean square difference in log-probability."""
+    return float(_squares(got, want).sqrt().max())
+
+
+def together(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The root mean square difference in log-probability, over tokens and vocabulary."""
+    return float(_squares(got, want).mean().sqrt())
+
+
+def _squares(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     assert got.shape == want.shape
-    return float((got - want).pow(2).mean(-1).sqrt().max())
+    return (got - want).pow(2).mean(-1)
 
 
 def assert_same(rig: Any, got: Any, want: Any) -> None:
@@ -35,7 +46,8 @@ def assert_same(rig: Any, got: Any, want: Any) -> None:
     assert got.token_ids == want.token_ids
     assert distance(got.logprobs[:1], want.logprobs[:1]) <= PREFILL[rig.dtype]
     if len(got.token_ids) > 1:
-        assert distance(got.logprobs[1:], want.logprobs[1:]) <= DECODE[rig.dtype]
+        measure = distance if rig.dtype == "float32" else together
+        assert measure(got.logprobs[1:], want.logprobs[1:]) <= DECODE[rig.dtype]
 
 
 def assert_true(

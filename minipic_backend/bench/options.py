@@ -51,7 +51,7 @@ def choices(what: str, known: Collection[str]) -> Callable[[str], list[str]]:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """`--max-model-len` and the like."""
     group = parser.add_argument_group("vLLM's engine", "left out: the engine's defaults")
-    group.add_argument("--max-model-len", type=number, default=None, help="tokens of the context")
+    group.add_argument("--max-model-len", type=int, default=None, help="tokens of the context")
     group.add_argument(
         "--max-num-batched-tokens", type=number, default=None, help="the most tokens of one step"
     )

@@ -89,23 +89,21 @@ def measure_trace(
 
 def with_ideal(rows: Iterable[Row], baseline: str | None) -> list[Row]:
     """Trace rows with what a cache without limit could do at the baseline's speed:
-    its tokens per second ÷ the tokens that such a cache must still compute."""
+    tokens that it computes in a second ÷ the tokens that such a cache must still compute. What the
+    baseline reads from its own cache, the common prefix, it does not compute."""
     rows = list(rows)
-    speed = next(
-        (
-            row.median * row.details["plain_tokens"] / row.details["samples"]
-            for row in rows
-            if row.variant == baseline and "needed_tokens" in row.details
-        ),
-        None,
+    base = next(
+        (row for row in rows if row.variant == baseline and "needed_tokens" in row.details), None
     )
-    if speed is None:
+    if base is None:
         return rows
+    share = 1 - base.details["cached_tokens"] / base.details["plain_tokens"]
+    speed = base.median * share * base.details["plain_tokens"] / base.details["samples"]
     result = []
     for row in rows:
         if "needed_tokens" in row.details:
             samples = row.details["samples"]
-            stock = speed * samples / row.details["plain_tokens"]
+            stock = speed * samples / (share * row.details["plain_tokens"])
             ideal = speed * samples / row.details["needed_tokens"]
             details = {"of_stock": row.median / stock, "of_ideal": row.median / ideal}
             row = replace(row, details={**row.details, "ideal": ideal, **details})

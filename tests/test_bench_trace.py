@@ -98,7 +98,7 @@ class FakeSession:
         self.settings.append(settings)
         return 1000
 
-    def serve(self, prompts: list[list[int]], progress: str | None = None) -> list[Served]:
+    def serve(self, prompts: list[list[int]]) -> list[Served]:
         self.prompts.append(prompts)
         return [Served(0.0, [1.0], num_cached_tokens=5) for _ in prompts]
 

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 
-from minipic_backend.bench.engines import VARIANTS, Session, open_session
-from minipic_backend.bench.measure import (
-    Row,
-    measure_capacity,
-    measure_decode,
-    measure_throughput,
-    measure_ttft,
-)
-from minipic_backend.bench.measure_trace import (
-    TraceCase,
-    format_trace_table,
-    measure_trace,
-    with_ideal,
-)
+from minipic_backend.bench.engines import VARIANTS, open_session
+from minipic_backend.bench.measure import Row
+from minipic_backend.bench.measure_trace import format_trace_table, with_ideal
 from minipic_backend.bench.options import (
     add_engine_options,
+    add_output_options,
     choices,
+    decode_cases,
     engine_args,
     number,
     numbers,
     positive,
 )
-from minipic_backend.bench.progress import say
-from minipic_backend.bench.report import environment, format_table, write_json
+from minipic_backend.bench.plan import plan
+from minipic_backend.bench.progress import progress_bar, say
+from minipic_backend.bench.report import environment, format_table, write_json, write_plot
 from minipic_backend.bench.retune import ALLOW
-from minipic_backend.bench.trace import draw_workload, random_trace, read_trace
 from minipic_backend.config import Policy
 from minipic_backend.errors import ConfigurationError, shown
 
 __all__ = ["add_arguments", "run"]
-
-_STOCK_SAMPLES = 1000
 
 BENCHES = ("throughput", "ttft", "decode")
 _OWN_COMMANDS = ("quality", "cost")
@@ -117,12 +103,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--document-tokens", type=number, default=None, help="of each, for `ttft`")
     parser.add_argument(
         "--decode",
-        type=_decode_cases,
+        type=decode_cases,
         default=None,
         help="cases of `decode`: BATCHxCONTEXT[:DOCUMENTS], …",
     )
     add_engine_options(parser)
-    parser.add_argument("--json", type=Path, default=None, help="write figures there")
+    add_output_options(parser)
 
 
 def _bench(name: str) -> str:
@@ -137,25 +123,11 @@ def _bench(name: str) -> str:
     return name
 
 
-def _decode_cases(text: str) -> list[tuple[int, int, int]]:
-    """(batch, context, documents) of each case."""
-    cases = []
-    for case in text.split(","):
-        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?::(\d+))?", case)
-        if found is None:
-            raise argparse.ArgumentTypeError(
-                f"{shown(case)}: BATCHxCONTEXT[:DOCUMENTS], e.g. 1x8192 or 1x10000:10"
-            )
-        batch, context, documents = found.groups(default="0")
-        cases.append((int(batch), int(context), int(documents)))
-    return cases
-
-
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints a table, and writes JSON if asked.
+    """Measures, prints a table, and writes JSON and a plot if asked.
 
     Raises:
-        ConfigurationError: options that do not go together, or an unknown shape.
+        ConfigurationError: options that do not go together, an unknown shape, or no such trace.
         MiniPICError: what keeps an engine from starting or answering.
     """
     num_samples = len(options.samples or [0])
@@ -173,82 +145,36 @@ def run(options: argparse.Namespace) -> int:
     model = options.model or ("shape:llama-3-8b" if on_gpu else _demo_model())
     arguments = _engine_args(options, on_gpu=on_gpu)
     baseline = options.compare[0] if options.compare else None
+    plans = plan(options, [*options.compare, *options.engine], on_gpu=on_gpu)
     rows: list[Row] = []
-    for variant in [*options.compare, *options.engine]:
-        say(f"Starting {variant}")
-        # With an engine process on a CPU, vLLM keeps the worker in a third: no way for `retune`.
-        separate = on_gpu or not options.trace
-        with open_session(variant, model, arguments, separate_process=separate) as session:
-            about = environment(model, arguments)
-            for row in _figures(session, options, on_gpu=on_gpu):
-                rows = with_ideal([*rows, row], baseline)
-                say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
-                if options.json:  # after each figure: a run that is cut short leaves what it has
-                    write_json(options.json, rows, about)
+    # An engine's start counts as one.
+    total = sum(1 + sum(one.num_prompts for one in measurements) for _, measurements in plans)
+    with progress_bar(total) as bar:
+        for variant, measurements in plans:
+            say(f"Starting {variant}")
+            bar.set_description(variant)
+            # With an engine process on a CPU, vLLM keeps the worker in a third: no way for
+            # `retune`.
+            separate = on_gpu or not options.trace
+            with open_session(
+                variant, model, arguments, separate_process=separate, progress=bar.update
+            ) as session:
+                bar.update()
+                about = environment(model, arguments)
+                for measurement in measurements:
+                    bar.set_description(f"{variant}: {measurement.bench}")
+                    for row in measurement.measure(session):
+                        rows = with_ideal([*rows, row], baseline)
+                        say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
+                        if options.json:  # a run that is cut short leaves what it has
+                            write_json(options.json, rows, about)
     print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
     print(format_table(rows, baseline))
     if options.trace:
         print(format_trace_table(rows))
+    if options.plot:
+        write_plot(options.plot, rows, model, about)
     return 0
-
-
-def _figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> Iterator[Row]:
-    yield measure_capacity(session)
-    for bench in options.bench:  # in the order given
-        if bench == "throughput":
-            yield from _throughput_figures(session, options, on_gpu=on_gpu)
-        elif bench == "ttft":
-            yield from _ttft_figures(session, options, on_gpu=on_gpu)
-        else:
-            yield from _decode_figures(session, options, on_gpu=on_gpu)
-
-
-def _throughput_figures(
-    session: Session, options: argparse.Namespace, *, on_gpu: bool
-) -> Iterator[Row]:
-    samples = options.samples or [1000 if on_gpu else 10]
-    if options.trace:
-        yield from _trace_figures(session, options, samples)
-    else:
-        yield from measure_throughput(session, samples=samples[0], runs=options.runs)
-
-
-def _ttft_figures(session: Session, options: argparse.Namespace, *, on_gpu: bool) -> Iterator[Row]:
-    size = options.document_tokens or (1000 if on_gpu else 100)
-    for count in options.documents or ([10, 30, 100] if on_gpu else [4, 10]):
-        yield from measure_ttft(session, documents=count, document_tokens=size, runs=options.runs)
-
-
-def _decode_figures(
-    session: Session, options: argparse.Namespace, *, on_gpu: bool
-) -> Iterator[Row]:
-    usual = "1x8192,32x8192,64x2048,1x10000:10" if on_gpu else "1x512,1x512:4"
-    for batch, context, documents in options.decode or _decode_cases(usual):
-        session.reset_cache()
-        yield from measure_decode(
-            session, batch=batch, context=context, documents=documents, runs=options.runs
-        )
-
-
-def _trace_figures(
-    session: Session, options: argparse.Namespace, samples: list[int]
-) -> Iterator[Row]:
-    trace = random_trace(6119) if options.trace == "random" else read_trace(Path(options.trace))
-    cases = [
-        TraceCase(policy, seqs, share)
-        for share in options.cache_share
-        for policy in options.policy
-        for seqs in options.max_num_seqs
-    ]
-    reuses = options.reuse
-    if not session.has_spans:
-        # It reuses nothing but a prefix: its tokens per second are what counts.
-        samples, reuses = [min(samples[0], _STOCK_SAMPLES)], [None]
-    if len(reuses) < len(samples):
-        reuses = reuses * len(samples)
-    for count, reuse in zip(samples, reuses, strict=True):
-        workload = draw_workload(trace, count, reuse)
-        yield from measure_trace(session, workload, cases, runs=options.runs)
 
 
 def _engine_args(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:

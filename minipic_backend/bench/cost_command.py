@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.bench.options import add_engine_options, engine_args, number, numbers
-from minipic_backend.bench.progress import say
+from minipic_backend.bench.options import (
+    add_engine_options,
+    add_output_options,
+    engine_args,
+    number,
+    numbers,
+)
+from minipic_backend.bench.progress import progress_bar, say
 from minipic_backend.errors import ConfigurationError, shown
 from minipic_backend.models import HUB_NAME
 from minipic_backend.quality.passages import Passage, load_passages
@@ -79,11 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--process", choices=("inline", "separate"), default="inline", help="where vLLM runs"
     )
     add_engine_options(parser)
-    parser.add_argument("--json", type=Path, default=None, help="write figures there")
+    add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints a table, and writes JSON if asked.
+    """Measures, prints a table, and writes JSON and a plot if asked.
 
     Raises:
         ConfigurationError: a wrong option or file.
@@ -95,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
     from minipic_backend.bench.cost import draw_work, format_cost_table, join_passages, measure_cost
     from minipic_backend.bench.models import model_arguments
-    from minipic_backend.bench.report import environment, write_json
+    from minipic_backend.bench.report import environment, write_json, write_plot
     from minipic_backend.engines.embedded import Engine
     from minipic_backend.quality.invented import invented_passages
     from minipic_backend.quality.primers import primer_choices
@@ -114,12 +120,16 @@ def run(options: argparse.Namespace) -> int:
     say(f"Starting vLLM with {model} ...")
     started = time.perf_counter()
     rows = []
+    # An engine's start counts as one; each technique has three figures.
+    total = 1 + 3 * len(sizes) * len(specs)
     with (
+        progress_bar(total, unit="figure") as bar,
         model_arguments(model, options.tokenizer) as served,
         Engine(
             **{**served, **arguments}, process=options.process, use_tqdm_on_load=False
         ) as engine,
     ):
+        bar.update()
         say(f"  {time.perf_counter() - started:.0f} s")
         if getattr(engine.tokenizer, "chat_template", None) is None:
             form = PromptForm(chat=False)
@@ -141,7 +151,9 @@ def run(options: argparse.Namespace) -> int:
                 seed=options.seed,
             )
             for spec in specs:
+                bar.set_description(f"{case}: {spec.label}")
                 for row in measure_cost(engine, work, spec, form):
+                    bar.update()
                     rows.append(row)
                     seconds = time.perf_counter() - started
                     figure = f"{row.bench} {row.median:.4g} {row.unit}"
@@ -152,6 +164,8 @@ def run(options: argparse.Namespace) -> int:
                     write_json(options.json, rows, about)
     print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
     print(format_cost_table(rows))
+    if options.plot:
+        write_plot(options.plot, rows, model, about)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,10 +48,22 @@ class Served:
 
 
 class Session:
-    """A running engine and its block size."""
+    """A running engine and its block size.
 
-    def __init__(self, variant: str, driver: EngineDriver) -> None:
+    Args:
+        variant: its name.
+        driver: of the engine.
+        progress: called with the number of prompts done.
+    """
+
+    def __init__(
+        self,
+        variant: str,
+        driver: EngineDriver,
+        progress: Callable[[int], Any] = lambda count: None,
+    ) -> None:
         self.variant = variant
+        self._progress = progress
         self.driver = driver
         self.block_size: int = driver.llm.vllm_config.cache_config.block_size
         self.has_spans = "spans" in VARIANTS[variant]
@@ -62,7 +74,6 @@ class Session:
         *,
         max_tokens: int = 1,
         options: Mapping[str, Any] | None = None,
-        progress: str | None = None,
     ) -> list[Served]:
         """Runs prompts together, greedily, to exactly `max_tokens` tokens each.
 
@@ -70,9 +81,7 @@ class Session:
             prompts: token ids.
             max_tokens: of each answer.
             options: of the spans.
-            progress: the name of a progress bar; None for none.
         """
-        from tqdm.auto import tqdm
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -86,8 +95,7 @@ class Session:
         )
         handles = [self.driver.submit(prompt, params) for prompt in prompts]
         results = []
-        shown = tqdm(handles, desc=progress, unit="prompt", mininterval=5, disable=progress is None)
-        for handle in shown:
+        for handle in handles:
             served = Served(handle.submitted_at)
             for delta in handle.deltas():
                 for output in delta.outputs:
@@ -95,6 +103,7 @@ class Session:
                     served.token_ids += output.token_ids
                 served.num_cached_tokens = delta.num_cached_tokens or 0
             results.append(served)
+            self._progress(1)
         return results
 
     def retune(self, settings: Mapping[str, Any]) -> int:
@@ -117,9 +126,21 @@ class Session:
 
 @contextmanager
 def open_session(
-    variant: str, model: str, engine_args: Mapping[str, Any], *, separate_process: bool = True
+    variant: str,
+    model: str,
+    engine_args: Mapping[str, Any],
+    *,
+    separate_process: bool = True,
+    progress: Callable[[int], Any] = lambda count: None,
 ) -> Iterator[Session]:
     """Starts an engine, in a process of its own as vLLM's `LLM` does, and closes it.
+
+    Args:
+        variant: its name.
+        model: see `model_arguments`.
+        engine_args: vLLM's `EngineArgs`.
+        separate_process: False: the engine runs in this process.
+        progress: called with the number of prompts done.
 
     Raises:
         ConfigurationError: an unknown variant.
@@ -141,6 +162,6 @@ def open_session(
         arguments = {**arguments, **engine_args, **settings}
         driver = EngineDriver(arguments, separate_process=separate_process)
         try:
-            yield Session(variant, driver)
+            yield Session(variant, driver, progress)
         finally:
             driver.close()

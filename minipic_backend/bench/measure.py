@@ -12,7 +12,19 @@ from typing import Any
 from minipic_backend.bench.engines import Session
 from minipic_backend.bench.prompts import RandomPrompts, wiki_shaped_lengths
 
-__all__ = ["Row", "measure_capacity", "measure_decode", "measure_throughput", "measure_ttft"]
+__all__ = [
+    "Row",
+    "count_decode",
+    "count_throughput",
+    "count_ttft",
+    "measure_capacity",
+    "measure_decode",
+    "measure_throughput",
+    "measure_ttft",
+]
+
+_HITS = 3
+"""Prompts with a new question behind the same documents, in each run of `measure_ttft`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,11 @@ def measure_capacity(session: Session) -> Row:
     return Row("capacity", "KV cache", session.variant, "tokens", (tokens,))
 
 
+def count_throughput(*, samples: int, runs: int) -> int:
+    """Prompts that `measure_throughput` serves."""
+    return samples * (runs + 1)
+
+
 def measure_throughput(
     session: Session, *, samples: int, runs: int, seed: int = 0
 ) -> Iterable[Row]:
@@ -65,6 +82,11 @@ def measure_throughput(
             values.append(samples / (time.perf_counter() - started))
     details = {"samples": samples, "tokens": sum(lengths)}
     yield Row("throughput", "no spans", session.variant, "samples/s", tuple(values), details)
+
+
+def count_ttft(*, has_spans: bool, runs: int) -> int:
+    """Prompts that `measure_ttft` serves."""
+    return (1 + _HITS) * (2 if has_spans else 1) * (runs + 1)
 
 
 def measure_ttft(
@@ -91,7 +113,7 @@ def measure_ttft(
         prefix = source.prefix(64)
         body = source.tokens(documents * document_tokens)
         note("cold, no spans", prefix + body + source.tokens(50))
-        for _ in range(3):
+        for _ in range(_HITS):
             note("exact prefix, no spans", prefix + body + source.tokens(50))
         total = len(prefix) + len(body) + 50
         if session.has_spans:
@@ -101,12 +123,17 @@ def measure_ttft(
                 return prefix + [token for part in parts for token in part] + source.question(50)
 
             note("cold spans", prompt(spans))
-            for _ in range(3):
+            for _ in range(_HITS):
                 note("warm spans", prompt(source.shuffled(spans)))
     for name, values in figures.items():
         skip = len(values) // (runs + 1)  # the first round warms up
         details = {"tokens": total, "cached": cached[name]}
         yield Row("ttft", f"{case}: {name}", session.variant, "ms", tuple(values[skip:]), details)
+
+
+def count_decode(*, batch: int, runs: int) -> int:
+    """Prompts that `measure_decode` serves."""
+    return batch * (runs + 1)
 
 
 def measure_decode(
@@ -121,6 +148,8 @@ def measure_decode(
 ) -> Iterable[Row]:
     """Milliseconds per step while `batch` requests of `context` tokens decode together.
 
+    The cache is emptied first.
+
     Args:
         session: the engine.
         batch: requests.
@@ -130,6 +159,7 @@ def measure_decode(
         runs: repetitions, on the cached prompts of the first.
         seed: of the prompts.
     """
+    session.reset_cache()
     source = RandomPrompts(seed, session.block_size)
     in_spans = documents > 0 and session.has_spans
     make = _spans(source, context, documents) if in_spans else lambda: source.tokens(context)

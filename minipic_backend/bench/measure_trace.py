@@ -14,10 +14,10 @@ from minipic_backend.bench.trace import Workload, draw_workload, random_trace
 from minipic_backend.config import Policy
 from minipic_backend.table import format_rows
 
-__all__ = ["TraceCase", "format_trace_table", "measure_trace", "with_ideal"]
+__all__ = ["TraceCase", "count_trace", "format_trace_table", "measure_trace", "with_ideal"]
 
-_WARM_UP = 40
-"""Samples that nobody counts: kernels are compiled, and chosen, when they first run."""
+_WARM_UPS = (1, 40, 40)
+"""Samples together that nobody times: kernels are compiled, and chosen, when they first run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,14 @@ class TraceCase:
     policy: Policy
     max_num_seqs: int
     cache_share: float | None
+
+
+def count_trace(
+    workload: Workload, cases: Sequence[TraceCase], *, has_spans: bool, runs: int
+) -> int:
+    """Prompts that `measure_trace` serves."""
+    measured = len(workload.samples) * (len(cases) if has_spans else 1) * runs
+    return sum(_WARM_UPS) + measured
 
 
 def measure_trace(
@@ -62,7 +70,7 @@ def measure_trace(
         for _ in range(runs):
             cache_tokens = session.retune(settings)
             started = time.perf_counter()
-            served = session.serve(prompts, progress=_name(case, session))
+            served = session.serve(prompts)
             values.append(len(prompts) / (time.perf_counter() - started))
             cached = sum(one.num_cached_tokens for one in served)
         yield Row(
@@ -141,8 +149,8 @@ def _name(case: TraceCase, session: Session) -> str:
 
 
 def _warm_up(session: Session, source: RandomPrompts) -> None:
-    other = draw_workload(random_trace(10 * _WARM_UP, seed=99), _WARM_UP, None, seed=99)
+    most = max(_WARM_UPS)
+    other = draw_workload(random_trace(10 * most, seed=99), most, None, seed=99)
     prompts = list(other.with_spans(source) if session.has_spans else other.plain())
-    for count in (1, _WARM_UP):
+    for count in _WARM_UPS:
         session.serve(prompts[:count])
-    session.serve(prompts)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from minipic_backend.errors import shown
 
-__all__ = ["add_engine_options", "choices", "engine_args", "number", "numbers", "positive"]
+__all__ = [
+    "add_engine_options",
+    "add_output_options",
+    "choices",
+    "decode_cases",
+    "engine_args",
+    "number",
+    "numbers",
+    "positive",
+]
 
 _NAMES = ("max_model_len", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager")
 
@@ -48,6 +59,33 @@ def choices(what: str, known: Collection[str]) -> Callable[[str], list[str]]:
     return read
 
 
+def decode_cases(text: str) -> list[tuple[int, int, int]]:
+    """A type for argparse: (batch, context, documents) of cases, such as `1x8192,1x10000:10`."""
+    cases = []
+    for case in text.split(","):
+        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?::(\d+))?", case)
+        if found is None:
+            raise argparse.ArgumentTypeError(
+                f"{shown(case)}: BATCHxCONTEXT[:DOCUMENTS], e.g. 1x8192 or 1x10000:10"
+            )
+        batch, context, documents = found.groups(default="0")
+        cases.append((int(batch), int(context), int(documents)))
+    return cases
+
+
+def add_output_options(parser: argparse.ArgumentParser, what: str = "figures") -> None:
+    """`--json` and `--plot`: what cannot be written is told before anything is measured.
+
+    Args:
+        parser: of a bench.
+        what: it writes as JSON.
+    """
+    parser.add_argument("--json", type=_file, default=None, help=f"write {what} there")
+    parser.add_argument(
+        "--plot", type=_plot_file, default=None, help="write a plot there, e.g. x.png (matplotlib)"
+    )
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """`--max-model-len` and the like."""
     group = parser.add_argument_group("vLLM's engine", "left out: the engine's defaults")
@@ -75,6 +113,29 @@ def engine_args(options: argparse.Namespace) -> dict[str, Any]:
     if options.graph_sizes:
         given["compilation_config"] = {"cudagraph_capture_sizes": options.graph_sizes}
     return given
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{shown(text)}: a folder, not a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{shown(text)}: no folder {shown(str(path.parent))}")
+    return path
+
+
+def _plot_file(text: str) -> Path:
+    path = _file(text)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(f"{error}: pip install 'minipic[plot]'") from error
+    known = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)}: not a name of a plot; it ends in .{', .'.join(known)}"
+        )
+    return path
 
 
 def _above_0(word: str, none: str) -> float:

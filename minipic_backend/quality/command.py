@@ -10,10 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from minipic_backend.bench.options import add_engine_options, engine_args, number, numbers
-from minipic_backend.bench.progress import say
+from minipic_backend.bench.options import (
+    add_engine_options,
+    add_output_options,
+    engine_args,
+    number,
+    numbers,
+)
+from minipic_backend.bench.progress import progress_bar, say
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.models import HUB_NAME
 from minipic_backend.quality.bench import QualityBench
@@ -78,8 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--time-limit", type=float, default=None, help="seconds after which no technique is begun"
     )
     add_engine_options(parser)
-    parser.add_argument("--json", type=Path, default=None, help="write figures and answers there")
-    parser.add_argument("--plot", type=Path, default=None, help="write a plot there (matplotlib)")
+    add_output_options(parser, "figures and answers")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -131,9 +134,7 @@ def _measure(
     """Yields what was measured so far, after each technique and after the costs of all."""
     name = f"{number or 'own'} documents"
     found: list[Measured] = []
-    with tqdm(
-        total=len(questions) * len(specs), unit="prompt", disable=None, file=sys.stderr
-    ) as bar:
+    with progress_bar(len(questions) * len(specs)) as bar:
         bar.set_description(f"{name}: full")
         since = time.perf_counter()
         bench = QualityBench(

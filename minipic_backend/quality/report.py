@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.errors import ConfigurationError
+from minipic_backend.plot import draw_bars
 from minipic_backend.quality.outcomes import Cost, Figures, Outcome
 from minipic_backend.quality.techniques import TechniqueSpec
 from minipic_backend.table import format_rows
@@ -73,28 +73,17 @@ def write_json(path: Path, measured: Sequence[Measured], about: dict[str, Any]) 
 
 
 def write_plot(path: Path, measured: Sequence[Measured], title: str) -> None:
-    """Exact match (or agreement, where no answers are known) against the share recomputed.
+    """Exact match (or agreement, where no answers are known), beside the divergence from full
+    attention. Needs matplotlib."""
+    from matplotlib.figure import Figure
 
-    Raises:
-        ConfigurationError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError(f"{error}: pip install 'minipic[plot]'") from error
     figure = Figure(figsize=(9, 0.5 + 0.32 * len(measured)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     places = list(range(len(measured)))[::-1]
     shares = [one.overall.exact or _point(one.overall.agreement) for one in measured]
     has_answers = all(one.overall.exact for one in measured)
     for axes, values in ((left, shares), (right, [one.overall.kl for one in measured])):
-        middles = [value[0] for value in values]
-        errors = [
-            [max(0.0, value[0] - value[1]) for value in values],
-            [max(0.0, value[2] - value[0]) for value in values],
-        ]
-        axes.barh(places, middles, xerr=errors, height=0.7, color="#7a9cc6", ecolor="#334")
-        axes.grid(axis="x", alpha=0.3)
+        draw_bars(axes, places, values, height=0.7, color="#7a9cc6")
     left.set_yticks(places, [f"{one.spec.label} ({one.documents or 'own'})" for one in measured])
     left.set_xlabel("exact match" if has_answers else "agreement with full attention")
     right.set_xlabel("KL from full attention, nats a token")

@@ -3,12 +3,14 @@ cost, on a tiny one."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from side_by_side import python
+from tqdm import tqdm
 
 COMMAND = """
     bench throughput ttft decode --compare stock --runs 1 --samples 2 --documents 3
@@ -52,18 +54,28 @@ def test_it_measures_stock_and_spans(done: Any) -> None:
 
 
 def test_it_measures_what_techniques_cost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from minipic_backend.bench import cost_command
     from minipic_backend.cli import main
 
-    target = tmp_path / "figures.json"
+    bars: list[Any] = []
+
+    def bar(total: int, unit: str) -> Any:
+        bars.append(tqdm(total=total, unit=unit, file=io.StringIO()))
+        return bars[-1]
+
+    monkeypatch.setattr(cost_command, "progress_bar", bar)
+    target, plot = tmp_path / "figures.json", tmp_path / "figures.png"
     command = """
         bench cost --model shape:tiny --documents 3 --document-tokens 60,150 --sample 2
         --prompts 4,3 --runs 2 --techniques full primed block_attention --max-model-len 2048
     """
-    assert main([*command.split(), "--json", str(target)]) == 0
+    assert main([*command.split(), "--json", str(target), "--plot", str(plot)]) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
     content = json.loads(target.read_text())
     assert content["about"]["model"] == "shape:tiny"
+    assert [(one.n, one.total) for one in bars] == [(1 + len(content["rows"]),) * 2]
     rows = {(row["bench"], row["case"], row["variant"]): row for row in content["rows"]}
     shown = capsys.readouterr().out
     for size, prompts in (60, 4), (150, 3):

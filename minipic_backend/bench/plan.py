@@ -1,0 +1,121 @@
+"""What `minipic bench throughput|ttft|decode` measures on an engine, known before it starts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from minipic_backend.bench.engines import VARIANTS, Session
+from minipic_backend.bench.measure import (
+    Row,
+    count_decode,
+    count_throughput,
+    count_ttft,
+    measure_capacity,
+    measure_decode,
+    measure_throughput,
+    measure_ttft,
+)
+from minipic_backend.bench.measure_trace import TraceCase, count_trace, measure_trace
+from minipic_backend.bench.options import decode_cases
+from minipic_backend.bench.trace import Trace, draw_workload, random_trace, read_trace
+
+__all__ = ["Measurement", "plan"]
+
+_STOCK_SAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One call of a `measure_…`.
+
+    Args:
+        bench: its name.
+        num_prompts: that it serves, those that warm up included.
+        measure: the call.
+    """
+
+    bench: str
+    num_prompts: int
+    measure: Callable[[Session], Iterable[Row]]
+
+
+def plan(
+    options: argparse.Namespace, variants: Iterable[str], *, on_gpu: bool
+) -> list[tuple[str, list[Measurement]]]:
+    """(engine, its measurements) for each engine.
+
+    Raises:
+        ConfigurationError: a trace that cannot be read, or is too short.
+    """
+    trace = None
+    if options.trace:
+        trace = random_trace(6119) if options.trace == "random" else read_trace(Path(options.trace))
+    return [
+        (variant, list(_measurements(options, trace, "spans" in VARIANTS[variant], on_gpu)))
+        for variant in variants
+    ]
+
+
+def _measurements(
+    options: argparse.Namespace, trace: Trace | None, has_spans: bool, on_gpu: bool
+) -> Iterator[Measurement]:
+    yield Measurement("capacity", 0, lambda session: [measure_capacity(session)])
+    for bench in options.bench:  # in the order given
+        if bench == "throughput":
+            samples = options.samples or [1000 if on_gpu else 10]
+            if trace:
+                yield from _trace(options, trace, samples, has_spans)
+            else:
+                yield _throughput(samples[0], options.runs)
+        elif bench == "ttft":
+            size = options.document_tokens or (1000 if on_gpu else 100)
+            for count in options.documents or ([10, 30, 100] if on_gpu else [4, 10]):
+                yield _ttft(count, size, options.runs, has_spans)
+        else:
+            usual = "1x8192,32x8192,64x2048,1x10000:10" if on_gpu else "1x512,1x512:4"
+            for case in options.decode or decode_cases(usual):
+                yield _decode(case, options.runs)
+
+
+def _throughput(samples: int, runs: int) -> Measurement:
+    measure = partial(measure_throughput, samples=samples, runs=runs)
+    return Measurement("throughput", count_throughput(samples=samples, runs=runs), measure)
+
+
+def _ttft(documents: int, document_tokens: int, runs: int, has_spans: bool) -> Measurement:
+    measure = partial(measure_ttft, documents=documents, document_tokens=document_tokens, runs=runs)
+    return Measurement("ttft", count_ttft(has_spans=has_spans, runs=runs), measure)
+
+
+def _decode(case: tuple[int, int, int], runs: int) -> Measurement:
+    batch, context, documents = case
+    measure = partial(measure_decode, batch=batch, context=context, documents=documents, runs=runs)
+    return Measurement("decode", count_decode(batch=batch, runs=runs), measure)
+
+
+def _trace(
+    options: argparse.Namespace, trace: Trace, samples: list[int], has_spans: bool
+) -> Iterator[Measurement]:
+    cases = [
+        TraceCase(policy, seqs, share)
+        for share in options.cache_share
+        for policy in options.policy
+        for seqs in options.max_num_seqs
+    ]
+    reuses = options.reuse
+    if not has_spans:
+        # It reuses nothing but a prefix: its tokens per second are what counts.
+        samples, reuses = [min(samples[0], _STOCK_SAMPLES)], [None]
+    if len(reuses) < len(samples):
+        reuses = reuses * len(samples)
+    for count, reuse in zip(samples, reuses, strict=True):
+        workload = draw_workload(trace, count, reuse)
+        yield Measurement(
+            "throughput",
+            count_trace(workload, cases, has_spans=has_spans, runs=options.runs),
+            partial(measure_trace, workload=workload, cases=cases, runs=options.runs),
+        )

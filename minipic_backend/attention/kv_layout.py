@@ -73,6 +73,7 @@ class BlockLayout:
         key_order: int64 [head_size · block_size]: where number (d, token) of the transposed block
             lies in memory.
         value_order: int64 [block_size · head_size]: where number (token, d) lies.
+        keys_are_rows: keys lie as values do, untransposed; `key_order` is None then.
     """
 
     block_size: int

@@ -259,14 +259,12 @@ class EngineDriver:
                     priority=priority,
                 )
             except Exception as error:
+                if seams.is_engine_death(error):
+                    raise  # told to all requests, this one too
+                handle.put(_as_ours(error))
                 if self._handles.pop(handle.request_id, None) is not None:
                     # vLLM may have noted it down before it refused.
-                    with suppress(Exception):  # its process may have ended
-                        self._llm.abort_request([handle.request_id])
-                if seams.is_engine_death(error):
-                    handle.put(_stopped(error))
-                    raise
-                handle.put(_as_ours(error))
+                    self._llm.abort_request([handle.request_id])
 
         self._send(add)
         return handle
@@ -275,9 +273,14 @@ class EngineDriver:
         """Aborts a request; unknown and finished ones are ignored."""
 
         def do() -> None:
-            handle = self._forget(request_id)
-            if handle is not None:
-                handle.put(RequestAbortedError(f"Request {shown(request_id)} was aborted"))
+            handle = self._handles.pop(request_id, None)
+            if handle is None:
+                return
+            # Told first: vLLM raises where its process has ended.
+            handle.put(RequestAbortedError(f"Request {shown(request_id)} was aborted"))
+            engine_id = self._engine_ids.pop(request_id, None)
+            if engine_id is not None:
+                self._llm.abort_request([engine_id], internal=True)
 
         if not self._closing:
             self._commands.put(do)
@@ -325,16 +328,18 @@ class EngineDriver:
             started.set_exception(_start_error(error))
             return
         started.set_result(None)
+        end: EngineError = EngineClosedError("The engine was closed before the request finished")
         try:
             while self._take_commands():
                 if self._handles:
                     self._step()
         except BaseException as error:
-            self._refuse()  # first: who is told of the end finds it closed
-            self._fail(_stopped(error))
+            end = _stopped(error)
+        with self._close_lock:
+            self._closing = True  # first: who is told of the end finds it closed
+        try:
+            self._fail(end)
         finally:
-            self._refuse()
-            self._fail(EngineClosedError("The engine was closed before the request finished"))
             self._stop()
 
     def _start(self, engine_args: dict[str, Any]) -> Any:
@@ -401,18 +406,6 @@ class EngineDriver:
                     _span_figures(output),
                 )
             )
-
-    def _forget(self, request_id: str) -> Handle | None:
-        handle = self._handles.pop(request_id, None)
-        engine_id = self._engine_ids.pop(request_id, None)
-        if handle is not None and engine_id is not None:
-            self._llm.abort_request([engine_id], internal=True)
-        return handle
-
-    def _refuse(self) -> None:
-        """From here on nothing new is taken."""
-        with self._close_lock:
-            self._closing = True
 
     def _fail(self, error: BaseException) -> None:
         while self._handles or not self._commands.empty():

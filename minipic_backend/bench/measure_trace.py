@@ -105,14 +105,14 @@ def with_ideal(rows: Iterable[Row], baseline: str | None) -> list[Row]:
     )
     if base is None:
         return rows
-    share = 1 - base.details["cached_tokens"] / base.details["plain_tokens"]
-    speed = base.median * share * base.details["plain_tokens"] / base.details["samples"]
+    read = base.median * base.details["plain_tokens"] / base.details["samples"]
+    computed = read * (1 - base.details["cached_tokens"] / base.details["plain_tokens"])
     result = []
     for row in rows:
         if "needed_tokens" in row.details:
             samples = row.details["samples"]
-            stock = speed * samples / (share * row.details["plain_tokens"])
-            ideal = speed * samples / row.details["needed_tokens"]
+            stock = read * samples / row.details["plain_tokens"]
+            ideal = computed * samples / row.details["needed_tokens"]
             details = {"of_stock": row.median / stock, "of_ideal": row.median / ideal}
             row = replace(row, details={**row.details, "ideal": ideal, **details})
         result.append(row)

@@ -176,7 +176,7 @@ def test_an_agent_finds_nodes_and_reads_them_again(engine: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "window", "turns"), [("simple", 320, 20), ("context", 640, 6), ("best", 640, 3)]
+    ("mode", "window", "turns"), [("simple", 320, 60), ("context", 640, 6), ("best", 640, 3)]
 )
 def test_two_hundred_turns(
     engine: Any, monkeypatch: pytest.MonkeyPatch, mode: str, window: int, turns: int

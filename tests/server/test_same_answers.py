@@ -36,9 +36,9 @@ def ids_of(pieces: list[Any]) -> tuple[int, ...]:
 def test_same_tokens_and_text(
     remote: RemoteEngine, embedded: Engine, prompt: Any, sampling: dict[str, Any]
 ) -> None:
-    want = embedded.generate(prompt, max_tokens=12, **sampling)
+    want = embedded.generate(prompt, max_tokens=24, **sampling)
     for _ in range(2):  # cold, warm
-        got = remote.generate(prompt, max_tokens=12, **sampling)
+        got = remote.generate(prompt, max_tokens=24, **sampling)
         assert got.token_ids == want.token_ids
         assert got.text == want.text
         assert got.finish_reason == want.finish_reason
@@ -69,7 +69,7 @@ def test_streaming_equals_non_streaming(
     server: Any, remote: RemoteEngine, sampling: dict[str, Any]
 ) -> None:
     prompt = PROMPTS["spans"]
-    options = {"max_tokens": 12, **sampling}
+    options = {"max_tokens": 24, **sampling}
     whole = remote.generate(prompt, **options)
     pieces = list(remote.stream(prompt, **options))
     assert len(pieces) > 1  # a slow machine sends several tokens at once

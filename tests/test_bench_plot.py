@@ -52,17 +52,19 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return saved
 
 
+def containers(axes: Any) -> dict[str, Any]:
+    """matplotlib's container of each engine's bars."""
+    return {one.get_label(): one for one in axes.containers if hasattr(one, "patches")}
+
+
 def bars(axes: Any) -> dict[str, list[tuple[float, float, float]]]:
     """(length, low, high) of each engine's bars."""
     found = {}
-    for container in axes.containers:
-        if hasattr(container, "patches"):
-            (lines,) = container.errorbar.lines[2]
-            spreads = [(start[0], end[0]) for start, end in lines.get_segments()]
-            lengths = [bar.get_width() for bar in container.patches]
-            found[container.get_label()] = [
-                (length, *spread) for length, spread in zip(lengths, spreads, strict=True)
-            ]
+    for label, container in containers(axes).items():
+        (lines,) = container.errorbar.lines[2]
+        spreads = [(start[0], end[0]) for start, end in lines.get_segments()]
+        lengths = [bar.get_width() for bar in container.patches]
+        found[label] = [(length, *spread) for length, spread in zip(lengths, spreads, strict=True)]
     return found
 
 
@@ -94,9 +96,8 @@ def test_engines_stand_side_by_side_at_their_case(tmp_path: Path, figures: list[
     write_plot(tmp_path / "x.png", ROWS, "model", ABOUT)
     ttft = figures[0].axes[1]
     middles = {
-        container.get_label(): [bar.get_y() + bar.get_height() / 2 for bar in container.patches]
-        for container in ttft.containers
-        if hasattr(container, "patches")
+        label: [bar.get_y() + bar.get_height() / 2 for bar in container.patches]
+        for label, container in containers(ttft).items()
     }
     assert middles["stock"] == pytest.approx([0, 3])
     assert middles["span_local"] == pytest.approx([1, 5])
@@ -116,12 +117,9 @@ def test_an_engine_looks_the_same_in_all_panels_and_unlike_the_others(
     write_plot(tmp_path / "x.png", rows, "model", ABOUT)
     looks: dict[str, set[Any]] = {}
     for axes in figures[0].axes:
-        for container in axes.containers:
-            if hasattr(container, "patches"):
-                (bar,) = container.patches
-                looks.setdefault(container.get_label(), set()).add(
-                    (bar.get_facecolor(), bar.get_hatch())
-                )
+        for label, container in containers(axes).items():
+            (bar,) = container.patches
+            looks.setdefault(label, set()).add((bar.get_facecolor(), bar.get_hatch()))
     assert sorted(looks) == sorted(names)
     assert all(len(look) == 1 for look in looks.values())
     assert len(set.union(*looks.values())) == len(names)

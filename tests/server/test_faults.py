@@ -22,8 +22,8 @@ LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0
 
 
 def assert_free_within_a_second(server: ServerProcess, give_up: Callable[[], None]) -> None:
-    """The issue asks for one second. A busy machine may take longer, but not each of three times;
-    the answers would take many seconds."""
+    """A busy machine may take longer, but not each of three times; the answers would take many
+    seconds."""
     taken = []
     for _ in range(3):
         give_up()

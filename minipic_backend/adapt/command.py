@@ -51,7 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, default=16, help="of the adapter")
     parser.add_argument("--validate-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--validation", type=int, default=32, help="held-out prompts")
-    parser.add_argument("--max-tokens", type=int, default=4096, help="longer prompts are left out")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=4096,
+        help="longer prompts are left out; on a GPU, so many are run together",
+    )
     parser.add_argument("--block-size", type=int, default=16, help="of the engine to be used")
     parser.add_argument("--merge", action="store_true", help="also write a model with it merged in")
     parser.add_argument("--seed", type=int, default=0)
@@ -64,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
         ConfigurationError: a wrong option or file, or peft is missing.
         ModelNotFoundError: no such model.
     """
+    import torch
+
     from minipic_backend.adapt.training import Recipe, Trainer
 
     recipe = Recipe(
@@ -74,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
         time_limit_s=None if options.minutes is None else 60 * options.minutes,
         rank=options.rank,
         alpha=2 * options.rank,
+        tokens_together=options.max_tokens if torch.cuda.is_available() else 0,
     )
     settings = resolve_technique(
         options.technique,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,6 +30,10 @@ class Point:
     agreement: float
     seconds: float
 
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which has no word for what is not a number: None."""
+        return {**asdict(self), "kl": self.kl if math.isfinite(self.kl) else None}
+
 
 @dataclass
 class Curve:
@@ -55,7 +60,7 @@ class Curve:
 
     @property
     def best(self) -> Point:
-        return min(self.points, key=lambda point: point.kl)
+        return min(self.points, key=lambda point: (not math.isfinite(point.kl), point.kl))
 
     @property
     def helps(self) -> bool:
@@ -64,6 +69,8 @@ class Curve:
 
     def reason_to_stop(self) -> str | None:
         """Why going on makes no sense; None where it does."""
+        if not math.isfinite(self.points[-1].kl):
+            return "the divergence on held-out documents is no finite number any more"
         if len(self.points) > self.trial and not self.helps:
             return (
                 f"no help: after {self.points[-1].step} steps the divergence on held-out "
@@ -82,7 +89,7 @@ class Curve:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "points": [asdict(point) for point in self.points],
-            "best": asdict(self.best),
+            "points": [point.to_dict() for point in self.points],
+            "best": self.best.to_dict(),
             "helps": self.helps,
         }

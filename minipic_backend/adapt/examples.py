@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -17,41 +17,90 @@ from minipic_backend.errors import PromptError
 from minipic_backend.layout.prompt_layout import Layout
 from minipic_backend.spans.segments import SegmentKind, SegmentTable, parse_segments
 
-__all__ = ["Example", "make_example"]
+__all__ = ["Example", "join", "make_example"]
+
+QUESTION_WEIGHT = 0.1
+"""Of the question's tokens in the loss; those of the answer have 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What teacher and student are run on. Pads are left out: nothing sees them.
+    """What teacher and student are run on: one prompt, or several behind each other that do not
+    see each other. Pads are left out: nothing sees them.
 
     Args:
         teacher_ids: int64 [num_teacher_tokens]: the prompt without markers, and the answer.
+        teacher_positions: int64 [num_teacher_tokens]; 0 where a prompt begins.
         student_ids: int64 [num_tokens]: prefix, spans, question and answer.
         positions: int64 [num_tokens], under which the student's tokens are computed.
         shifts: int64 [num_tokens], from there to where a dependent token sees them.
         mask: bool [num_tokens, num_tokens]: whom each of the student's tokens sees.
         dependent: bool [num_tokens]: tokens that see keys at their shifted positions.
-        num_compared: the last tokens of both, question and answer, that are compared.
-        num_answer: of these, the answer and its end.
+        teacher_rows: int64 [num_compared]: the token in front of each that is compared, a token
+            of a question or an answer.
+        student_rows: int64 [num_compared], likewise.
+        is_answer: bool [num_compared]: belongs to an answer; its end does, too.
+        weights: float32 [num_compared]: of each token's divergence in the loss; an answer's sum
+            up to 1.
     """
 
     teacher_ids: Tensor
+    teacher_positions: Tensor
     student_ids: Tensor
     positions: Tensor
     shifts: Tensor
     mask: Tensor
     dependent: Tensor
-    num_compared: int
-    num_answer: int
+    teacher_rows: Tensor
+    student_rows: Tensor
+    is_answer: Tensor
+    weights: Tensor
 
     def to(self, device: torch.device) -> Example:
         """The same on another device."""
-        moved = {
-            item.name: getattr(self, item.name).to(device, non_blocking=True)
-            for item in fields(self)
-            if isinstance(getattr(self, item.name), Tensor)
-        }
-        return replace(self, **moved)
+        return Example(
+            *(getattr(self, item.name).to(device, non_blocking=True) for item in fields(self))
+        )
+
+
+def join(examples: Sequence[Example], num_tokens: int) -> list[Example]:
+    """The same prompts in fewer examples, in order.
+
+    Args:
+        examples: one or more.
+        num_tokens: the most tokens of the student in one example that holds several.
+    """
+    groups: list[list[Example]] = []
+    for example in examples:
+        if groups and sum(len(e.student_ids) for e in [*groups[-1], example]) <= num_tokens:
+            groups[-1].append(example)
+        else:
+            groups.append([example])
+    return [_joined(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _joined(group: Sequence[Example]) -> Example:
+    def cat(name: str) -> Tensor:
+        return torch.cat([getattr(example, name) for example in group])
+
+    def shifted(rows: str, ids: str) -> Tensor:
+        starts = np.cumsum([0, *(len(getattr(example, ids)) for example in group)])
+        pairs = zip(group, starts.tolist(), strict=False)
+        return torch.cat([getattr(example, rows) + start for example, start in pairs])
+
+    return Example(
+        cat("teacher_ids"),
+        cat("teacher_positions"),
+        cat("student_ids"),
+        cat("positions"),
+        cat("shifts"),
+        torch.block_diag(*(example.mask for example in group)).bool(),
+        cat("dependent"),
+        shifted("teacher_rows", "teacher_ids"),
+        shifted("student_rows", "student_ids"),
+        cat("is_answer"),
+        cat("weights"),
+    )
 
 
 def make_example(
@@ -90,17 +139,25 @@ def make_example(
     positions = table.cached_positions(0, len(tokens))
     shifts = table.logical_positions(0, len(tokens)) - positions
     reserved = np.isin(tokens, (config.ssep, config.pdep))
-    num_compared = len(tokens) - table.last.start - 1
     mask = _mask(table, len(tokens))[np.ix_(kept, kept)]
+    teacher_ids = tokens[~is_pad & ~reserved & is_original]
+    num_compared = len(tokens) - table.last.start - 1
+    num_questions = num_compared - len(answer)
+    before = np.arange(num_compared, 0, -1) + 1  # from the end, of the token in front
+    is_answer = np.arange(num_compared) >= num_questions
+    weights = np.where(is_answer, 1 / len(answer), QUESTION_WEIGHT / max(num_questions, 1))
     return Example(
-        _tensor(tokens[~is_pad & ~reserved & is_original]),
+        _tensor(teacher_ids),
+        torch.arange(len(teacher_ids)),
         _tensor(tokens[kept]),
         _tensor(positions[kept]),
         _tensor(shifts[kept]),
         torch.from_numpy(mask),
         torch.from_numpy(is_dependent[kept]),
-        num_compared,
-        len(answer),
+        _tensor(len(teacher_ids) - before),
+        _tensor(len(kept) - before),
+        torch.from_numpy(is_answer),
+        torch.from_numpy(weights.astype(np.float32)),
     )
 
 

@@ -1,7 +1,7 @@
 """Self-distillation: the student attends as a technique does, the teacher is the model as it came.
 
     loss = mean over answer tokens of KL(teacher || student) + QUESTION_WEIGHT · the same over the
-           question's tokens
+           question's tokens; mean over prompts
 
 Both run on the same weights; the adapter is switched off for the teacher.
 """
@@ -22,14 +22,19 @@ import torch
 from torch import Tensor
 
 from minipic_backend.adapt.curve import Curve, Point
-from minipic_backend.adapt.examples import Example
-from minipic_backend.adapt.span_attention import inverse_frequencies, spans_of
+from minipic_backend.adapt.examples import Example, join
+from minipic_backend.adapt.span_attention import (
+    full_attention_of,
+    inverse_frequencies,
+    spans_of,
+)
 from minipic_backend.errors import ConfigurationError
 
 __all__ = ["Recipe", "Trainer", "divergence"]
 
-QUESTION_WEIGHT = 0.1
 _NUM_CHECKPOINTS = 3
+_NUM_BAD_STEPS = 5
+"""Steps in a row without finite gradients after which training ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Recipe:
         time_limit_s: seconds after which training ends, whatever `steps` says; None for none.
         rank: of the adapter.
         alpha: its scale is alpha / rank.
+        tokens_together: a step's prompts are run together up to so many tokens, which keeps a GPU
+            busy; 0: each by itself.
     """
 
     steps: int = 400
@@ -55,6 +62,7 @@ class Recipe:
     time_limit_s: float | None = None
     rank: int = 16
     alpha: int = 32
+    tokens_together: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "validate_every", "rank", "alpha"):
@@ -126,7 +134,7 @@ class Trainer:
         """
         recipe, curve = self._recipe, Curve()
         self._validate(curve, held_out, 0)
-        step = 0
+        step = bad = 0
         reason = "all steps done"
         while step < recipe.steps:
             if self._share_of_time() >= 1:
@@ -134,6 +142,10 @@ class Trainer:
                 break
             loss = self._step([next(examples) for _ in range(recipe.batch_size)], step)
             step += 1
+            bad = 0 if math.isfinite(loss) else bad + 1
+            if bad == _NUM_BAD_STEPS:
+                reason = f"no finite gradients in the last {bad} steps"
+                break
             self._progress(f"loss {loss:.4f}, held out {curve.points[-1].kl:.4f}", step)
             if step % recipe.validate_every == 0 or step == recipe.steps:
                 self._validate(curve, held_out, step)
@@ -148,39 +160,45 @@ class Trainer:
     # ---- one step ---------------------------------------------------------------------------
 
     def _step(self, batch: Sequence[Example], step: int) -> float:
+        """One optimizer step.
+
+        Returns:
+            The loss. Where it or a gradient is not finite: nan, and the weights stay as they were.
+        """
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate(step)
-        total = 0.0
-        for example in batch:
+        losses = []
+        for example in join(batch, self._recipe.tokens_together):
             example = example.to(self._device)
             kl, _ = self._compare(example)
-            loss = kl[-example.num_answer :].mean()
-            if example.num_compared > example.num_answer:
-                loss = loss + QUESTION_WEIGHT * kl[: -example.num_answer].mean()
-            loss = loss / len(batch)
+            loss = (kl * example.weights).sum() / len(batch)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
-        self._optimizer.step()
+            losses.append(loss.detach())
+        norm = torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
+        total = float(sum(losses))
+        is_finite = math.isfinite(total) and bool(norm.isfinite())
+        if is_finite:
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return total
+        return total if is_finite else math.nan
 
     def _compare(self, example: Example) -> tuple[Tensor, Tensor]:
         """Divergence at each compared token, and whether both would say the same there."""
-        # What is said next at the token in front of each compared one.
-        keep = example.num_compared + 1
         with self._precision():
-            with torch.no_grad(), self.model.disable_adapter():
+            with torch.no_grad(), self.model.disable_adapter(), full_attention_of(example):
                 teacher = self.model(
-                    example.teacher_ids[None], logits_to_keep=keep, use_cache=False
-                ).logits[0, :-1]
+                    example.teacher_ids[None],
+                    position_ids=example.teacher_positions[None],
+                    logits_to_keep=example.teacher_rows,
+                    use_cache=False,
+                ).logits[0]
             with spans_of(example, self._inv_freq):
                 student = self.model(
                     example.student_ids[None],
                     position_ids=example.positions[None],
-                    logits_to_keep=keep,
+                    logits_to_keep=example.student_rows,
                     use_cache=False,
-                ).logits[0, :-1]
+                ).logits[0]
         return divergence(teacher, student), teacher.argmax(-1) == student.argmax(-1)
 
     def _precision(self) -> Any:
@@ -203,12 +221,12 @@ class Trainer:
     @torch.no_grad()
     def _validate(self, curve: Curve, held_out: Sequence[Example], step: int) -> None:
         kl, agreement, count = 0.0, 0, 0
-        for example in held_out:
+        for example in join(held_out, self._recipe.tokens_together):
             example = example.to(self._device)
             found, same = self._compare(example)
-            kl += float(found[-example.num_answer :].sum())
-            agreement += int(same[-example.num_answer :].sum())
-            count += example.num_answer
+            kl += float(found[example.is_answer].sum())
+            agreement += int(same[example.is_answer].sum())
+            count += int(example.is_answer.sum())
         seconds = time.monotonic() - self._started
         point = Point(step, kl / count, agreement / count, seconds)
         is_best = curve.add(point)

@@ -12,8 +12,13 @@ from reference import Reference
 from tiny_models import save_tiny
 
 from minipic_backend.adapt.curve import Curve, Point
-from minipic_backend.adapt.examples import make_example
-from minipic_backend.adapt.span_attention import IMPLEMENTATION, inverse_frequencies, spans_of
+from minipic_backend.adapt.examples import Example, join, make_example
+from minipic_backend.adapt.span_attention import (
+    IMPLEMENTATION,
+    full_attention_of,
+    inverse_frequencies,
+    spans_of,
+)
 from minipic_backend.adapt.tasks import Task, TaskMaker, split_documents
 from minipic_backend.adapt.training import divergence
 from minipic_backend.cli import main
@@ -99,16 +104,62 @@ def test_the_student_is_the_technique(
     assert laid_out.table is not None
     table = parse_segments(tokens, config, laid_out.table.options)
     want = Reference.load(tiny).logits(tokens, table)
-    count = example.num_compared
-    assert tokens[-count:] == example.teacher_ids[-count:].tolist()
-    assert example.num_answer == len(tokens) - len(laid_out.token_ids)
-    torch.testing.assert_close(got[-count - 1 :], want[-count - 1 :], rtol=0, atol=1e-5)
+    count = len(example.weights)
+    assert tokens[-count:] == example.teacher_ids[example.teacher_rows + 1].tolist()
+    assert tokens[-count:] == example.student_ids[example.student_rows + 1].tolist()
+    num_answer = len(tokens) - len(laid_out.token_ids)
+    assert example.is_answer.tolist() == [False] * (count - num_answer) + [True] * num_answer
+    assert float(example.weights[example.is_answer].sum()) == pytest.approx(1)
+    torch.testing.assert_close(got[example.student_rows], want[-count - 1 : -1], rtol=0, atol=1e-5)
 
     # And the teacher is full attention over the text alone.
     plain = layout.lay_out(task.prompt, resolve_technique("full"))
     if technique in ("block_attention", "epic"):
-        text = tokenizer.decode(example.teacher_ids[: -example.num_answer])
+        text = tokenizer.decode(example.teacher_ids[:-num_answer])
         assert text.split() == tokenizer.decode(plain.token_ids).split()
+
+
+@pytest.mark.parametrize("technique", ["block_attention", "primed", "epic"])
+def test_prompts_run_together_do_not_see_each_other(
+    tiny: str, tokenizer: Any, technique: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = SpanConfig(*_markers(tokenizer), block_size=8)
+    settings = resolve_technique(technique, **TECHNIQUES[technique])
+    layout, options = Layout(tokenizer, config), SpanOptions(settings.frame)
+    maker = TaskMaker(invented_passages(), kinds=["year"], max_documents=3, seed=5)
+    made = [
+        make_example(maker.next(), layout, config, settings, options, 2, 4096) for _ in range(5)
+    ]
+    alone = [example for example in made if example]
+    assert len(alone) == 5
+    sizes = [len(example.student_ids) for example in alone]
+    groups = join(alone, sum(sizes[:3]))
+    assert sum(len(group.is_answer) for group in groups) == sum(len(e.is_answer) for e in alone)
+    assert 1 < len(groups) < 5
+    assert all(len(group.student_ids) <= sum(sizes[:3]) for group in groups)
+    assert join(alone, 0) == alone
+
+    model = AutoModelForCausalLM.from_pretrained(
+        tiny, dtype=torch.float64, attn_implementation=IMPLEMENTATION
+    ).eval()
+    inv_freq = inverse_frequencies(model)
+
+    def run(examples: list[Example]) -> list[torch.Tensor]:
+        found = []
+        for e in examples:
+            with full_attention_of(e):
+                teacher = model(e.teacher_ids[None], position_ids=e.teacher_positions[None])
+            with spans_of(e, inv_freq):
+                student = model(e.student_ids[None], position_ids=e.positions[None])
+            found.append(torch.cat([teacher.logits[0][e.teacher_rows],
+                                    student.logits[0][e.student_rows]], 1))  # fmt: skip
+        return found
+
+    with torch.no_grad():
+        together, apart = torch.cat(run(groups)), torch.cat(run(alone))
+    torch.testing.assert_close(together, apart, rtol=0, atol=1e-9)
 
 
 def _markers(tokenizer: Any) -> tuple[int, int, int]:
@@ -165,6 +216,8 @@ def curve(*values: float) -> Curve:
         ((1.0, 0.5, 0.6, 0.55), None),
         ((1.0, 0.5, 0.6, 0.55, 0.499), "no gain"),
         ((1.0, 0.5, 0.6, 0.55, 0.4), None),
+        ((1.0, float("nan")), "no finite number"),
+        ((float("nan"),), "no finite number"),
     ],
 )
 def test_reasons_to_stop(values: tuple[float, ...], reason: str | None) -> None:
@@ -176,6 +229,13 @@ def test_the_best_point_counts() -> None:
     made = curve(1.0, 0.4, 0.7)
     assert (made.best.step, made.helps) == (1, True)
     assert not curve(1.0, 0.97).helps
+    for values in ((1.0, float("nan"), 0.5), (float("nan"), 0.5), (0.5, float("nan"))):
+        assert curve(*values).best.kl == 0.5
+
+
+def test_a_curve_is_json_whatever_it_says() -> None:
+    text = json.dumps(curve(1.0, float("nan")).to_dict(), allow_nan=False)
+    assert json.loads(text)["points"][1]["kl"] is None
 
 
 # ---- the command ----------------------------------------------------------------------------
@@ -220,6 +280,46 @@ def test_adapter_helps_and_is_saved(
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
         torch.testing.assert_close(merged(ids).logits, adapted, rtol=1e-3, atol=1e-3)
     assert (adapted - before).abs().max() > 1e-2
+
+
+class _Breaking(torch.autograd.Function):
+    """What a kernel can do: finite forward, and gradients that are not numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * float("nan")
+
+
+@pytest.mark.parametrize("broken", ["some", "all"])
+def test_steps_without_finite_gradients_change_nothing(
+    gentle: str, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """One such prompt made every weight nan, and training went on."""
+    from minipic_backend.adapt import training
+
+    calls = 0
+
+    def break_some(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += student.requires_grad
+        if student.requires_grad and (broken == "all" or calls % 7 == 0):
+            student = _Breaking.apply(student)  # type: ignore[no-untyped-call]
+        return divergence(teacher, student)
+
+    monkeypatch.setattr(training, "divergence", break_some)
+    rate = ["--learning-rate", "3e-3", "--steps", "30", "--validate-every", "10"]
+    assert adapt(gentle, documents, tmp_path, *rate) == (0 if broken == "some" else 1)
+    told = json.loads((tmp_path / "adapt.json").read_text())
+    if broken == "some":
+        assert calls > 14
+        assert told["best"]["kl"] < 0.8 * told["points"][0]["kl"]
+    else:
+        assert "no finite gradients" in told["stopped"]
+        assert {point["kl"] for point in told["points"]} == {told["points"][0]["kl"]}
 
 
 def test_no_help_is_said_and_nothing_saved(

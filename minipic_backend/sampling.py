@@ -54,7 +54,9 @@ LAYOUT_OPTIONS = frozenset(
 )
 """How a prompt becomes segments."""
 
-REQUEST_OPTIONS = frozenset({"cache_salt", "priority", "request_id"})
+_REQUEST_TYPES: dict[str, type] = {"cache_salt": str, "priority": int, "request_id": str}
+
+REQUEST_OPTIONS = frozenset(_REQUEST_TYPES)
 """How the engine handles the request."""
 
 _ALL = SAMPLING_OPTIONS | LAYOUT_OPTIONS | REQUEST_OPTIONS
@@ -129,11 +131,15 @@ def split_options(options: Mapping[str, Any], fields: Collection[str] = ()) -> S
         fields: what else may be given where these were, for messages; one is `engine_options`.
 
     Raises:
-        ConfigurationError: a name that none of them knows, with the nearest known one.
+        ConfigurationError: a name that none of them knows, with the nearest known one; a request's
+            option of a wrong type.
     """
     if unknown := [name for name in options if name not in _ALL]:
         raise ConfigurationError("; ".join(_complaint(name, fields) for name in unknown))
     given = {name: value for name, value in options.items() if value is not None}
+    for name, kind in _REQUEST_TYPES.items():
+        if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
+            raise ConfigurationError(f"{name}={shown(given[name])}: expected {kind.__name__}")
     return SplitOptions(
         *(
             {name: value for name, value in given.items() if name in names}

@@ -500,6 +500,20 @@ def test_warm_prompts(layout: Layout, config: SpanConfig) -> None:
     assert spans == [layout.lay_out_span(text) for text in documents]
 
 
+def test_a_document_longer_than_a_chunk_is_warmed_alone(layout: Layout) -> None:
+    documents = ["a", "b", "long " * 20 * BLOCK_SIZE, "c", "d", "e"]
+    spans = [layout.lay_out_span(text) for text in documents]
+    chunk = 2 * BLOCK_SIZE
+    for prefix in ((), layout.lay_out_prefix(None, PRIMED)):
+        warm = layout.warm_prompts(
+            documents, prefix_token_ids=prefix, max_tokens=100 * BLOCK_SIZE, chunk=chunk
+        )
+        bodies = [ids[len(prefix) : -2] for ids in warm]
+        assert bodies == [spans[0] + spans[1], spans[2], spans[3] + spans[4], spans[5]]
+    with pytest.raises(ContextWindowError):
+        layout.warm_prompts(documents, max_tokens=10 * BLOCK_SIZE, chunk=chunk)
+
+
 def test_the_frame_to_warm_behind(layout: Layout) -> None:
     prompt = rag("s", [""], "q")
     assert layout.lay_out_prefix(prompt, PAPER) == layout.lay_out_prefix(prompt, FULL) == ()

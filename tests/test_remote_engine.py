@@ -283,6 +283,11 @@ def test_the_key_is_never_shown(server: FakeVLLM) -> None:
         ({"temperature": float("inf")}, "JSON"),
         ({"stop": {"a"}}, "JSON"),
         ({"technique": "magic"}, "primed"),
+        ({"request_id": ["x"]}, "request_id.*expected str"),
+        ({"request_id": 3}, "request_id.*expected str"),
+        ({"cache_salt": b"x"}, "cache_salt.*expected str"),
+        ({"priority": "high"}, "priority.*expected int"),
+        ({"priority": True}, "priority.*expected int"),
     ],
     ids=str,
 )
@@ -545,8 +550,8 @@ def test_abort_by_id() -> None:
         engine.abort("mine")
         with pytest.raises(RequestAbortedError, match="mine"):
             next(stream)
-        engine.abort("mine")
-        engine.abort("never-was")
+        for unknown in ("mine", "never-was", ["mine"], None):
+            engine.abort(unknown)
 
 
 def test_an_answer_does_not_wait_for_the_end_of_its_body() -> None:
@@ -641,6 +646,19 @@ def test_closing() -> None:
         engine.generate(PROMPT)
     assert "closed" in repr(engine)
     assert server.closed_streams == 1
+
+
+def test_warming_documents_of_any_length_that_the_context_holds() -> None:
+    server = FakeVLLM(capability={"max_model_len": 8192})
+    with connect(server, technique="block_attention") as engine:
+        for num_tokens in (1000, 2100, 5000, 8100):
+            text = "x" * num_tokens
+            assert num_tokens <= engine.count_tokens(text) <= 8150
+            assert engine.warm(["Before.", text, "Behind."]).num_spans == 3
+        sent = [len(request["prompt"]) for request in server.requests]
+        assert max(sent) > 8100
+        with pytest.raises(ContextWindowError, match="holds 8192"):
+            engine.warm(["x" * 8192])
 
 
 def test_warming() -> None:

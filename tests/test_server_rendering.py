@@ -7,6 +7,7 @@ from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
@@ -21,6 +22,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateReque
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.registry import renderer_from_config
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
 from minipic_backend import (
@@ -35,7 +37,12 @@ from minipic_backend.layout.markers import choose_markers
 from minipic_backend.models import ensure_smollm2
 from minipic_backend.plugin import seams
 from minipic_backend.plugin.hasher import request_segments
-from minipic_backend.plugin.requests import RequestRefused, check_request, refuse_depth
+from minipic_backend.plugin.requests import (
+    RequestRefused,
+    as_received,
+    check_request,
+    refuse_depth,
+)
 from minipic_backend.server.rendering import SpanRenderer, take_over
 from minipic_backend.server.routes import Facts
 
@@ -425,6 +432,58 @@ def test_values_that_no_process_can_be_sent(
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize(
+    ("options", "further", "words"),
+    [
+        ({"prompt_logprobs": 1.5}, {}, "prompt_logprobs"),
+        ({"max_tokens": 2.5}, {}, "max_tokens"),
+        ({"stop_token_ids": ["x"]}, {}, "stop_token_ids"),
+        ({"logit_bias": {"x": 1.0}}, {}, "logit_bias"),
+        ({"bad_words": [3]}, {}, "bad_words"),
+        ({"structured_outputs": "x"}, {}, "structured_outputs"),
+        ({"extra_args": ["x"]}, {}, "extra_args"),
+        ({}, {"request_id": 3}, "request_id"),
+        ({}, {"cache_salt": 3}, "cache_salt"),
+        ({}, {"priority": "high"}, "priority"),
+    ],
+)
+def test_values_that_no_process_could_read(
+    options: dict[str, Any], further: dict[str, Any], words: str
+) -> None:
+    """vLLM would send them on, and its engine end at reading them."""
+    given = {"prompt_token_ids": [10], "mm_features": None, "prompt_embeds": None}
+    given |= {"resumable": False, "request_id": "r", "cache_salt": "s", "priority": -3}
+    vllm_config: Any = SimpleNamespace(
+        additional_config={CONFIG_KEY: SpanConfig(3, 4, 5, BLOCK).to_dict()},
+        model_config=SimpleNamespace(max_model_len=2048),
+    )
+    good = SamplingParams(
+        temperature=1, seed=3, stop=["x"], logit_bias={3: 1}, bad_words=["x"], extra_args={"x": 1},
+        structured_outputs=StructuredOutputsParams(json={"type": "object"}),
+    )  # fmt: skip
+    good = as_received(good)
+    assert good == as_received(good)
+    assert good.structured_outputs.json == {"type": "object"}
+    check_request(vllm_config, SimpleNamespace(**given, sampling_params=good))
+    params = SamplingParams()
+    for name, value in options.items():
+        setattr(params, name, value)
+    bad = SimpleNamespace(**{**given, **further}, sampling_params=params)
+    with pytest.raises(RequestRefused, match=f"wrong value.*{words}"):
+        check_request(vllm_config, bad)
+
+
+def test_values_as_they_are_received() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5), seed=np.int64(3), allowed_token_ids={4}, stop_token_ids=[5]
+    )
+    received = as_received(params)
+    assert (received.temperature, received.seed) == (0.5, 3)
+    assert type(received.seed) is int
+    assert received.allowed_token_ids == [4]
+    assert received.all_stop_token_ids == {5}
+
+
 @pytest.mark.parametrize("spans", [True, False])
 def test_options_that_vllm_cannot_copy(monkeypatch: pytest.MonkeyPatch, spans: bool) -> None:
     """They are nested less deeply than what cannot be sent."""
@@ -458,7 +517,11 @@ async def test_images_and_embeddings_at_every_door(renderer: Any) -> None:
         ("embeds", {"mm_features": None, "prompt_embeds": "a tensor"}),
     ):
         request = SimpleNamespace(
-            prompt_token_ids=ids, sampling_params=SimpleNamespace(extra_args=None), **further
+            prompt_token_ids=ids,
+            sampling_params=SimpleNamespace(extra_args=None),
+            request_id="r",
+            priority=0,
+            **further,
         )
         for door in (
             lambda kind=kind: renderer.minipic.check(

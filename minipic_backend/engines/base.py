@@ -283,7 +283,8 @@ class BaseEngine(ABC):
             for ids in self.layout.warm_prompts(
                 texts,
                 prefix_token_ids=prefix,
-                max_tokens=min(self.max_model_len - 1, len(prefix) + _WARM_CHUNK),
+                max_tokens=self.max_model_len - 1,
+                chunk=_WARM_CHUNK,
             )
         ]
         computed = cached = 0

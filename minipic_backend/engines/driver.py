@@ -271,6 +271,8 @@ class EngineDriver:
 
     def abort(self, request_id: str) -> None:
         """Aborts a request; unknown and finished ones are ignored."""
+        if not isinstance(request_id, str):
+            return  # unknown
 
         def do() -> None:
             handle = self._handles.pop(request_id, None)

@@ -26,6 +26,9 @@ from minipic_backend.plugin import seams
 
 __all__ = ["Engine"]
 
+_LISTS = ("stop", "stop_token_ids", "bad_words")
+"""Options that vLLM asserts to be lists."""
+
 
 class Engine(BaseEngine):
     """vLLM, embedded, with spans.
@@ -171,19 +174,27 @@ class Engine(BaseEngine):
         from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+        from minipic_backend.plugin.requests import as_received
+
         values = {"max_tokens": None, **self._sampling_defaults, **given}
+        for name in _LISTS:
+            if isinstance(values.get(name), tuple | set | frozenset):
+                values[name] = list(values[name])
         try:
             if isinstance(values.get("structured_outputs"), Mapping):
                 values["structured_outputs"] = StructuredOutputsParams(
                     **values["structured_outputs"]
                 )
-            return SamplingParams(
+            params = SamplingParams(
                 **values,
                 output_kind=RequestOutputKind.DELTA,
                 extra_args={CONFIG_KEY: options.to_dict()},
             )
+            return as_received(params)
         except (ValueError, TypeError, VLLMValidationError) as error:
             raise ConfigurationError(str(error)) from error
+        except AssertionError as error:
+            raise ConfigurationError(f"{', '.join(_LISTS)}: each a list, please") from error
 
     def _start(self, job: Job) -> Handle:
         return self._driver.submit(

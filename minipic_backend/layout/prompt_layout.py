@@ -197,7 +197,12 @@ class Layout:
         return tuple(builder.token_ids)
 
     def warm_prompts(
-        self, documents: Iterable[str], *, prefix_token_ids: Sequence[int] = (), max_tokens: int
+        self,
+        documents: Iterable[str],
+        *,
+        prefix_token_ids: Sequence[int] = (),
+        max_tokens: int,
+        chunk: int | None = None,
     ) -> list[tuple[int, ...]]:
         """Prompts [prefix][SSep d1]…[SSep dn][PDep newline] that compute every document once.
 
@@ -205,6 +210,8 @@ class Layout:
             documents: in any number; equal ones are computed once.
             prefix_token_ids: the frame, from `lay_out_prefix` or `LaidOutPrompt`.
             max_tokens: the most tokens that a prompt may have: one less than the context holds.
+            chunk: documents come together up to so many tokens; a longer one comes alone. None: as
+                many as fit.
 
         Raises:
             ContextWindowError: a document that does not fit even alone.
@@ -217,12 +224,13 @@ class Layout:
         prefix = tuple(prefix_token_ids)
         tail = (self._config.pdep, self.encoder.newline)
         room = max_tokens - len(prefix) - len(tail)
+        chunk = room if chunk is None else min(chunk, room)
         prompts: list[tuple[int, ...]] = []
         pending: list[int] = []
         for span in dict.fromkeys(self.lay_out_span(document) for document in documents):
             if len(span) > room:
                 raise ContextWindowError(len(prefix) + len(span) + len(tail), max_tokens + 1)
-            if len(pending) + len(span) > room:
+            if pending and len(pending) + len(span) > chunk:
                 prompts.append((*prefix, *pending, *tail))
                 pending = []
             pending += span

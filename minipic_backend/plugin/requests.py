@@ -6,7 +6,9 @@ see a failure of the server.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 from pydantic import BaseModel
@@ -15,9 +17,22 @@ from vllm.exceptions import VLLMValidationError
 from minipic_backend.config import CONFIG_KEY, SpanConfig
 from minipic_backend.errors import MiniPICError, PromptError, shown
 
-__all__ = ["RequestRefused", "check_request", "refuse_depth", "refuse_unsendable"]
+__all__ = [
+    "RequestRefused",
+    "as_received",
+    "check_request",
+    "refuse_depth",
+    "refuse_unsendable",
+]
 
-_TOO_DEEP = "An option of the request is nested too deeply"
+_OPTION = "An option of the request"
+_TOO_DEEP = f"{_OPTION} is nested too deeply"
+
+_SENT = (
+    "request_id", "cache_salt", "priority", "sampling_params", "data_parallel_rank", "session_id",
+    "trace_headers", "kv_hints",
+)  # fmt: skip
+"""Of vLLM's `EngineCoreRequest`: what a caller chooses, the prompt apart."""
 
 
 class RequestRefused(VLLMValidationError, ValueError):
@@ -75,8 +90,8 @@ def _check(request: Any, config: SpanConfig, max_model_len: int) -> None:
     from minipic_backend.plugin.hasher import request_segments
     from minipic_backend.plugin.span_jobs import JOB_PREFIX
 
-    request_segments(request, config, max_model_len=max_model_len)
     _check_sendable(request)
+    request_segments(request, config, max_model_len=max_model_len)
     if request.resumable:
         # vLLM counts what was generated as prompt when such a request goes on: a marker among it
         # would then be read as one.
@@ -88,17 +103,40 @@ def _check(request: Any, config: SpanConfig, max_model_len: int) -> None:
 
 
 def _check_sendable(request: Any) -> None:
-    given = [
-        getattr(request, name, None)
-        for name in (
-            "request_id", "cache_salt", "priority", "sampling_params", "data_parallel_rank",
-            "session_id", "trace_headers", "kv_hints",
-        )
-    ]  # fmt: skip
-    refuse_unsendable(given, "An option of the request")
+    # Of wrong types, they would end the engine's process, or fail in the middle of a step here.
+    _received({name: getattr(request, name, None) for name in _SENT})
 
 
-def refuse_unsendable(value: Any, name: str) -> None:
+def as_received(params: Any) -> Any:
+    """vLLM's `SamplingParams` as the engine's process would read them: lists for tuples and sets,
+    Python's numbers for numpy's.
+
+    Raises:
+        PromptError: a value of a wrong type, or one that cannot be sent.
+    """
+    return _received({"sampling_params": params})["sampling_params"]
+
+
+def _received(given: dict[str, Any]) -> Any:
+    """Fields of vLLM's `EngineCoreRequest`, sent and read again."""
+    sent = refuse_unsendable(given, _OPTION)
+    try:
+        return _decoder().decode(sent)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        words = str(error).replace("$.sampling_params.", "").replace("$.", "")
+        raise PromptError(f"{_OPTION} has a wrong value: {words}") from error
+
+
+@cache
+def _decoder() -> msgspec.msgpack.Decoder[Any]:
+    from vllm.v1.engine import EngineCoreRequest
+
+    types = get_type_hints(EngineCoreRequest)
+    fields = {name: types[name] for name in _SENT}
+    return msgspec.msgpack.Decoder(TypedDict("Sent", fields, total=False))  # type: ignore[operator]
+
+
+def refuse_unsendable(value: Any, name: str) -> bytes:
     """Refuses what vLLM could not send to the engine's process, which it does as msgpack. An engine
     in this process could be given more, but takes the same.
 
@@ -106,11 +144,14 @@ def refuse_unsendable(value: Any, name: str) -> None:
         value: anything that JSON can say, vLLM's own objects, pydantic's models.
         name: of the value, for the error.
 
+    Returns:
+        What would be sent.
+
     Raises:
         PromptError: an integer beyond 64 bits, text that is no valid Unicode, or deep nesting.
     """
     try:
-        msgspec.msgpack.encode(value, enc_hook=_as_dict)
+        return msgspec.msgpack.encode(value, enc_hook=_as_sent)
     except UnicodeEncodeError as error:
         raise PromptError(f"{name} is no valid Unicode: {error}") from error
     except OverflowError as error:
@@ -119,6 +160,10 @@ def refuse_unsendable(value: Any, name: str) -> None:
         raise PromptError(f"{name} is nested too deeply") from error
 
 
-def _as_dict(value: Any) -> Any:
-    """What a pydantic model holds; nothing of other objects."""
-    return dict(value) if isinstance(value, BaseModel) else None
+def _as_sent(value: Any) -> Any:
+    """What a pydantic model holds, numpy's numbers as Python's; nothing of other objects."""
+    if isinstance(value, BaseModel):
+        return dict(value)
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else None

@@ -127,6 +127,8 @@ class Transport:
 
     def abort(self, request_id: str) -> None:
         """Drops a request's connection, upon which the server stops; unknown ids are ignored."""
+        if not isinstance(request_id, str):
+            return
 
         def cancel() -> None:
             if task := self._tasks.get(request_id):

@@ -21,6 +21,7 @@ from minipic_backend import (
     Span,
     Text,
 )
+from minipic_backend.sampling import REQUEST_OPTIONS, SAMPLING_OPTIONS
 
 
 @pytest.fixture
@@ -199,6 +200,27 @@ def test_marker_text_in_a_document_is_text(rig: Any) -> None:
 def test_options_that_mean_nothing(rig: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         rig.engine.generate("Hello", **options)
+
+
+WRONG = ("x", 1.5, -7, 2**70, float("nan"), b"x", ["x"], [1.5], {"x": 1}, {1, 2}, object(), [[1]])
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLING_OPTIONS | REQUEST_OPTIONS))
+def test_values_of_any_type(rig: Any, name: str) -> None:
+    """Each is refused by name of what is wrong, or means something; none ends the engine, nor is
+    anybody left waiting."""
+    refused = 0
+    for value in WRONG:
+        try:
+            rig.engine.generate("Hello", **{"max_tokens": 1, name: value})
+        except (ConfigurationError, PromptError):
+            refused += 1
+    assert refused > len(WRONG) // 3
+
+
+def test_aborting_what_can_be_no_request(rig: Any) -> None:
+    for unknown in (["x"], {}, None, 3):
+        rig.engine.abort(unknown)
 
 
 def test_something_else_than_a_prompt(rig: Any) -> None:

@@ -94,13 +94,19 @@ def _joined(group: Sequence[Example]) -> Example:
         cat("student_ids"),
         cat("positions"),
         cat("shifts"),
-        torch.block_diag(*(example.mask for example in group)).bool(),
+        _block_diagonal([example.mask for example in group]),
         cat("dependent"),
         shifted("teacher_rows", "teacher_ids"),
         shifted("student_rows", "student_ids"),
         cat("is_answer"),
         cat("weights"),
     )
+
+
+def _block_diagonal(masks: Sequence[Tensor]) -> Tensor:
+    """bool [sum of sizes, sum of sizes]."""
+    whole: Tensor = torch.block_diag(*masks)  # type: ignore[no-untyped-call]
+    return whole
 
 
 def make_example(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -80,3 +81,55 @@ def test_all_are_told(first: str) -> None:
             ask()
     driver.close()
     assert driver.stopped
+
+
+class CollectingDriver(EngineDriver):
+    """Of an engine in this process, in whose step garbage is collected: another engine, dropped."""
+
+    def __init__(self) -> None:
+        self.garbage: EngineDriver | None = None
+        self.stepping, self.go_on = threading.Event(), threading.Event()
+        super().__init__({})
+
+    def _start(self, engine_args: dict[str, Any]) -> Any:
+        return SimpleNamespace(
+            renderer=DyingLLM.renderer, step=self._collect,
+            add_request=lambda request_id, *args, **kwargs: request_id,
+            abort_request=lambda request_ids, **kwargs: None,
+        )  # fmt: skip
+
+    def _collect(self) -> list[Any]:
+        self.stepping.set()
+        if self.garbage is not None:
+            self.go_on.wait(timeout=30)
+            self.garbage.close()
+            self.garbage = None
+        time.sleep(0.005)
+        return []
+
+    def _stop(self) -> None:
+        """It has no engine."""
+
+
+def test_an_engine_that_is_collected_on_the_thread_of_another() -> None:
+    dropped, other = CollectingDriver(), CollectingDriver()
+    other.garbage = dropped
+    handle = other.submit([1], None)
+    assert other.stepping.wait(timeout=30)
+    waiting = dropped.submit([1], None)  # for its turn to run its model
+    while not dropped._handles:
+        time.sleep(0.001)
+    other.go_on.set()
+    with pytest.raises(EngineClosedError):
+        told(waiting)
+    other.close()
+    with pytest.raises(EngineClosedError):
+        told(handle)
+    dropped._thread.join(timeout=30)
+    assert not dropped._thread.is_alive()
+
+
+def told(handle: Any) -> None:
+    found = handle._items.get(timeout=30)
+    if isinstance(found, BaseException):
+        raise found

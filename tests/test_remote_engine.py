@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -552,6 +553,28 @@ def test_abort_by_id() -> None:
             next(stream)
         for unknown in ("mine", "never-was", ["mine"], None):
             engine.abort(unknown)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [("abort", RequestAbortedError), ("close", EngineClosedError)]
+)
+def test_an_end_that_comes_before_the_beginning(end: str, error: type[Exception]) -> None:
+    """The request is not on its way yet when it is aborted; whoever waits for it is told."""
+    with connect(FakeVLLM(script=[ANSWER, ENDLESS])) as engine:
+        engine.generate(PROMPT)
+        loop, go_on = engine._transport._loop, threading.Event()
+        assert loop is not None
+        loop.call(go_on.wait)
+        handle, _ = engine._submit(engine._prepare(PROMPT, {"request_id": "mine"}))
+        ends: Any = {"abort": lambda: engine.abort("mine"), "close": engine.close}
+        thread = threading.Thread(target=ends[end])
+        thread.start()
+        wait_for(lambda: engine._transport.closed or not thread.is_alive())
+        go_on.set()
+        while not isinstance(told := handle._items.get(timeout=10), Exception):
+            pass
+        assert isinstance(told, error)
+        thread.join()
 
 
 def test_an_answer_does_not_wait_for_the_end_of_its_body() -> None:

@@ -181,6 +181,10 @@ class Handle:
             self._driver.abort(self.request_id)
 
 
+class _EngineThread(threading.Thread):
+    """Talks to one engine."""
+
+
 class EngineDriver:
     """A vLLM engine behind a thread.
 
@@ -203,7 +207,7 @@ class EngineDriver:
         self._separate_process = separate_process
         self._llm: Any = None
         started: Future[None] = Future()
-        self._thread = threading.Thread(
+        self._thread = _EngineThread(
             target=self._run,
             args=(dict(engine_args), started),
             name="minipic-engine",
@@ -304,12 +308,14 @@ class EngineDriver:
         return future.result()
 
     def close(self) -> None:
-        """Stops the engine and frees its memory; requests under way fail. Safe to call twice."""
+        """Stops the engine and frees its memory; requests under way fail. Safe to call twice, and
+        from a collection of garbage on any thread."""
         with self._close_lock:
             if not self._closing:
                 self._closing = True
                 self._commands.put(None)
-        if threading.current_thread() is not self._thread:
+        # Another engine's thread may hold what this one's waits for.
+        if not isinstance(threading.current_thread(), _EngineThread):
             self._thread.join()
 
     def _send(self, command: Callable[[], None]) -> None:

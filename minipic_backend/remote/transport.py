@@ -109,6 +109,8 @@ class Transport:
         content = _encode({**body, "request_id": handle.request_id})
 
         def forget(task: asyncio.Task[None]) -> None:
+            if task.cancelled():  # before it began, so that it could not say so
+                handle.put(self._ended(handle.request_id))
             if self._tasks.get(handle.request_id) is task:
                 del self._tasks[handle.request_id]
 
@@ -212,15 +214,15 @@ class Transport:
                     handle.put(delta)
                     await _read_to_end(stream)
         except asyncio.CancelledError:
-            # Nobody cancels but `abort` and `close`.
-            error: MiniPICError = (
-                EngineClosedError("The engine was closed before the request finished")
-                if self._closed
-                else RequestAbortedError(f"Request {shown(handle.request_id)} was aborted")
-            )
-            handle.put(error)
+            handle.put(self._ended(handle.request_id))
         except Exception as error:
             handle.put(as_ours(error, self.base_url))
+
+    def _ended(self, request_id: str) -> MiniPICError:
+        """Why a request was cancelled: nobody does that but `abort` and `close`."""
+        if self._closed:
+            return EngineClosedError("The engine was closed before the request finished")
+        return RequestAbortedError(f"Request {shown(request_id)} was aborted")
 
     async def _stream(
         self, content: bytes, num_prompt_tokens: int, block_size: int | None

@@ -214,7 +214,11 @@ def resolve_technique(technique: str, **overrides: Any) -> TechniqueSettings:
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 <= budget <= 1:
         raise ConfigurationError(f"budget={shown(budget)}: a share from 0 to 1")
     if budget and settings.blocks:
-        raise ConfigurationError("budget and blocks exclude each other: choose one")
+        own = [name for name in ("budget", "blocks") if name not in given]
+        raise ConfigurationError(
+            "budget and blocks exclude each other: choose one"
+            + "".join(f" ({technique} has {name} by itself; {name}=0 turns it off)" for name in own)
+        )
     return settings
 
 

@@ -26,8 +26,10 @@ _REASONING_TYPES = ("thinking", "reasoning")
 
 
 def has_marks(messages: Iterable[Any]) -> bool:
-    """Whether any part of any message carries a mark, a malformed one included."""
-    return any(_mark(part) is not None for message in messages for part in _content_list(message))
+    """Whether any message, or any part of one, carries a mark, a malformed one included."""
+    return any(
+        _mark(one) is not None for message in messages for one in (message, *_content_list(message))
+    )
 
 
 def read_messages(
@@ -50,6 +52,11 @@ def read_messages(
 def _message(item: Any, where: str, between_texts: str) -> Message:
     if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
         raise PromptError(f'{where}: expected an object with "role" and "content"')
+    if _mark(item) is not None:
+        raise PromptError(
+            f"{where}: a mark stands on a part of the content, not on a message: "
+            '"content": [{"type": "text", "text": …, "minipic": {"span": true}}, …]'
+        )
     extra = {key: value for key, value in item.items() if key not in ("role", "content")}
     if extra.get("tool_calls"):
         extra["tool_calls"] = _tool_calls(extra["tool_calls"], f"{where}.tool_calls")

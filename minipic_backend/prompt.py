@@ -94,7 +94,7 @@ class Prompt:
         add_generation_prompt: bool = True,
     ) -> None:
         object.__setattr__(self, "parts", _as_parts(parts))
-        object.__setattr__(self, "messages", tuple(messages))
+        object.__setattr__(self, "messages", _as_messages(messages))
         object.__setattr__(self, "tools", tuple(tools))
         object.__setattr__(self, "template_kwargs", dict(template_kwargs or {}))
         object.__setattr__(self, "add_generation_prompt", add_generation_prompt)
@@ -138,11 +138,29 @@ def _as_parts(parts: str | Part | Iterable[Part]) -> tuple[Part, ...]:
         return (Text(parts),)
     if isinstance(parts, Text | Span):
         return (parts,)
+    if not isinstance(parts, Iterable) or isinstance(parts, Mapping):
+        raise PromptError(
+            f"Content is a str, a Text, a Span, or a list of them, not {type(parts).__name__}: "
+            f"{shown(parts)}"
+        )
     result = tuple(Text(part) if isinstance(part, str) else part for part in parts)
     for part in result:
         if not isinstance(part, Text | Span):
             raise PromptError(
                 f"A prompt holds Text and Span, not {type(part).__name__}: {shown(part)}"
+            )
+    return result
+
+
+def _as_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
+    if isinstance(messages, Message | str | Mapping) or not isinstance(messages, Iterable):
+        raise PromptError(f"A chat is a list of Message, not {shown(messages)}")
+    result = tuple(messages)
+    for message in result:
+        if not isinstance(message, Message):
+            raise PromptError(
+                'A chat holds Message("user", [Span(document), Text("question")]), not '
+                f"{type(message).__name__}: {shown(message)}"
             )
     return result
 

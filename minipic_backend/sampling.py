@@ -91,6 +91,23 @@ _OTHER_FIELDS = {
     "vllm_kwargs": "engine_options",
 }
 
+# What a model or an engine is made with, and no call can change.
+_MAKING_OPTIONS = frozenset(
+    {
+        "api_key",
+        "base_url",
+        "context_window",
+        "engine",
+        "engine_options",
+        "headers",
+        "max_retries",
+        "model",
+        "on_missing_plugin",
+        "timeout",
+        "trim_history",
+    }
+)
+
 # Those of vLLM's and ours that people look for first; all others are known to the engine alone.
 _ENGINE_OPTIONS = frozenset(
     {
@@ -152,6 +169,8 @@ def _complaint(name: str, fields: Collection[str]) -> str:
     if name in _ENGINE_OPTIONS:
         where = f"engine_options={{{name!r}: …}}" if fields else "not a call's"
         return f"Unknown option {shown(name)}: it is the engine's, {where}"
+    if not fields and name in _MAKING_OPTIONS:
+        return f"Unknown option {shown(name)}: it is given where the model is made, not to a call"
     known = sorted({*_ALL, *fields})
     near = _OTHER_FIELDS.get(name) if fields else None
     near = near or _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, n=1)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from itertools import chain
@@ -24,6 +25,7 @@ STARTS += [ROOT / "benchmarks" / "results", *(ROOT / "integrations").rglob("mini
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _OUTPUT = re.compile(r"--json \S+")
 _FILE = re.compile(r"(?<![\w./*-])[\w-]+(?:/[\w.-]+)*\.(?:py|md|json|ipynb|toml)(?![\w*])")
@@ -51,6 +53,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.is_relative_to(ROOT), link
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_can_be_copied(page: Path) -> None:
+    """It parses, and what goes into a header can stand there."""
+    for code in _PYTHON.findall(page.read_text(encoding="utf-8")):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.keyword) and node.arg in ("api_key", "auth_token"):
+                assert ast.unparse(node.value).isascii(), code
 
 
 WRITTEN = {"adapt.json"}

@@ -70,10 +70,21 @@ def test_bad_tool_calls(calls: Any, where: str) -> None:
         (user(text("a", **MARK)), True),
         (user(text("a", extras=MARK)), True),
         (user(text("a", minipic=3)), True),  # malformed: to be refused, not overlooked
+        ([{"role": "user", "content": "a", **MARK}], True),  # so is one in the wrong place
+        ([{"role": "user", "content": "a", "extras": MARK}], True),
     ],
 )
 def test_has_marks(messages: Any, found: bool) -> None:
     assert has_marks(messages) is found
+
+
+@pytest.mark.parametrize("mark", [MARK, {"extras": MARK}, {"minipic": 3}], ids=str)
+@pytest.mark.parametrize("content", ["a", [text("a", **MARK)]], ids=["text", "parts"])
+def test_a_mark_on_a_message_is_refused(mark: Any, content: Any) -> None:
+    """It would otherwise be overlooked, and the document be no span."""
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": content, **mark}]
+    with pytest.raises(PromptError, match=r"messages\[1\]: a mark stands on a part"):
+        read_messages(messages)
 
 
 def make(specials: Any = LLAMA_SPECIALS, template: str = LLAMA_TEMPLATE) -> Any:

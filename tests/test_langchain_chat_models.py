@@ -14,6 +14,7 @@ from minipic_backend import (
     ConfigurationError,
     PromptError,
 )
+from minipic_backend.sampling import LAYOUT_OPTIONS, SAMPLING_OPTIONS
 from minipic_backend.testing import FakeEngine
 
 
@@ -161,7 +162,8 @@ def test_unknown_options_are_refused(llm: ChatMiniPIC) -> None:
         ({"model": "m", "budget": float("nan")}, "budget=nan"),
         ({"model": "m", "see_markers": "no"}, "see_markers='no'"),
         ({"model": "m", "budget": 0.1, "blocks": 1}, "exclude each other"),
-        ({"model": "m", "technique": "epic", "budget": 0.1}, "exclude each other"),
+        ({"model": "m", "technique": "epic", "budget": 0.1}, "blocks=0 turns it off"),
+        ({"model": "m", "technique": "selective", "blocks": 1}, "budget=0 turns it off"),
     ],
 )
 def test_wrong_arguments_are_told_where_the_model_is_made(
@@ -186,6 +188,20 @@ def test_layout_options_that_some_engine_takes_are_taken(kind: Any) -> None:
 def test_options_of_the_engine_are_none_of_a_call(llm: ChatMiniPIC) -> None:
     with pytest.raises(ConfigurationError, match="'max_model_len': it is the engine's, not a call"):
         llm.invoke("x", max_model_len=3)
+
+
+@pytest.mark.parametrize("kind", [ChatMiniPIC, MiniPIC, LlamaIndexMiniPIC])
+def test_what_a_model_is_made_with_is_no_option_of_a_call(kind: Any, engine: FakeEngine) -> None:
+    """Whatever MiniPIC's own fields are: the error says where they go."""
+    ours = {name for base in kind.__mro__ if base.__name__ == "ModelOptions"
+            for name in base.model_fields}  # fmt: skip
+    options = SAMPLING_OPTIONS | LAYOUT_OPTIONS | {"model_kwargs", "additional_kwargs"}
+    model = kind(model="m", engine=engine)
+    ask = model.complete if kind is LlamaIndexMiniPIC else model.invoke
+    assert {"model", "base_url", "timeout"} <= ours - options
+    for name in ours - options:
+        with pytest.raises(ConfigurationError, match=f"'{name}': it is given where the model"):
+            ask("x", **{name: "x"})
 
 
 def test_chat_template_kwargs(engine: FakeEngine) -> None:

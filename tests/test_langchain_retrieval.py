@@ -102,6 +102,28 @@ def test_index_and_warm(llm: ChatMiniPIC, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("system", "human", "variable"),
+    [
+        ("Answer.", "{context}\n\n{question}", "context"),
+        ("You are {who}.", "{context}\n\n{question}", "who"),
+        ("You are {who}.", "{examples}\n\n{context}\n\n{question}", "who"),
+        ("Answer.", "{examples}\n\n{context}\n\n{question}", "context"),
+        ("Answer.", "{examples}\n\nNothing is open.", None),
+    ],
+)
+def test_warming_tells_which_variable_it_took_for_the_documents(
+    llm: ChatMiniPIC, system: str, human: str, variable: str | None
+) -> None:
+    """One left open in front of the documents is taken for them: spans of a prefix of nobody's."""
+    prompt = SpanPromptTemplate.from_messages([("system", system), ("human", human)])
+    if "examples" in prompt.input_variables:
+        prompt = prompt.partial(examples=[Document("An example.", id="an example")])
+    assert llm.warm(DOCUMENTS, prompt).details.get("variable") == variable
+    indexed = index_and_warm(DOCUMENTS, llm=llm, prompt=prompt, progress=False, batch_size=2)
+    assert indexed.details.get("variable") == variable
+
+
 def test_wrong_batches_are_refused(llm: ChatMiniPIC) -> None:
     with pytest.raises(ConfigurationError, match="batch_size=0"):
         index_and_warm(DOCUMENTS, llm=llm, batch_size=0)

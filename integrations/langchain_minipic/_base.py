@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -98,12 +99,18 @@ class EngineBacked(ModelOptions):
             progress: show a progress bar.
             options: layout and request options, as in a call.
 
+        Returns:
+            With a template, `details["variable"]` is the one that was taken for the documents: the
+            first that is open.
+
         Raises:
             PromptError: an element is neither a document, nor a Span, nor a str.
         """
         if isinstance(prompt, ChatPromptTemplate) and not isinstance(prompt, SpanPromptTemplate):
             prompt = SpanPromptTemplate(prompt.messages, partial_variables=prompt.partial_variables)
+        variables: list[str] = []
         if isinstance(prompt, SpanPromptTemplate):
+            variables = prompt.input_variables
             texts = prompt.document_texts(docs)
             prompt = prompt.frame()
         else:
@@ -113,7 +120,9 @@ class EngineBacked(ModelOptions):
         spans = [text for text in map(canonical, texts) if text]
         where = None if prompt is None else self._to_prompt(prompt)
         layout = self._layout_options(options)
-        return self._get_engine().warm(spans, prompt=where, progress=progress, **layout)
+        report = self._get_engine().warm(spans, prompt=where, progress=progress, **layout)
+        taken = [span.id for span in where.spans if span.id in variables] if where else []
+        return replace(report, details={"variable": taken[0]}) if taken else report
 
     async def awarm(
         self,

@@ -37,11 +37,13 @@ from minipic_backend.errors import shown
 __all__ = ["DocumentOptions", "KeepsDocuments"]
 
 _CONTENT = "page_content"
-_IS_NONE = (
-    "The value of a variable is None, and would be read as that word: a retriever that found "
-    "nothing gives an empty list"
+_IS_NONE = "None would be read as that word: a retriever that found nothing gives an empty list"
+_NO_DOCUMENT = "documents are langchain_core's Document(page_content, metadata=…), not {}"
+_NO_LIST = "documents are given as a list, not as a {}"
+_EMPTY = (
+    "a list of documents is empty: nothing was retrieved? Set allow_empty=True on the prompt to "
+    "send it without documents"
 )
-_NO_DOCUMENT = "Documents are langchain_core's Document(page_content, metadata=…), not {}"
 _NESTED = (
     "documents inside a {} would be printed in Python's notation: give the documents alone, as a "
     "list of Document or Span, the best first, or of (document, score)"
@@ -124,13 +126,13 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
 
     def _wrap_variable(self, name: str, value: Any, slots: _Slots, *, keep_none: bool) -> Any:
         if isinstance(value, set | frozenset) and not holds_documents(value):
-            return _RefusedSet(value, _refusal(name, _NO_ORDER, value))
+            return _RefusedSet(value, _refusal(name, _NO_ORDER.format(type(value).__name__)))
         return self._wrap_value(name, value, slots, keep_none=keep_none)
 
     def _wrap_value(self, name: str, value: Any, slots: _Slots, *, keep_none: bool = False) -> Any:
         """What stands for the value of a variable, or for something inside it."""
         if value is None:
-            return None if keep_none else _Nothing()
+            return None if keep_none else _Nothing(_refusal(name, _IS_NONE))
         if isinstance(value, dict) or (is_mapping(value) and holds_documents(value)):
             return self._wrap_mapping(name, value, slots, keep_none=keep_none)
         if isinstance(value, str) and is_marked(value):
@@ -140,14 +142,11 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
             if documents is None:
                 if holds_documents(value):
                     return self._wrap_nested(name, value, slots)
-                return _unless_mistaken(value)
+                return _unless_mistaken(name, value)
             if not documents:
                 if self.allow_empty:
                     return ""
-                raise PromptError(
-                    "A list of documents is empty: nothing was retrieved? Set allow_empty=True "
-                    "on the prompt to send it without documents"
-                )
+                return _Refused(_refusal(name, _EMPTY))
             if isinstance(value, Document | Span):
                 return _OneDocument(self._pending(documents[0], None), slots)
             ranked = self.ranked and not isinstance(value, Unranked)
@@ -161,7 +160,7 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
             return _Documents(items, slots.add(pending))
         except PromptError as error:
             # The template may not use this variable at all.
-            return _Refused(PromptError(f"Variable {shown(name)}: {error}"))
+            return _Refused(_refusal(name, str(error)))
 
     def _pending(self, document: Document | Span, rank: int | None) -> _Pending:
         if isinstance(document, Span):  # a text as it is to stand there
@@ -176,9 +175,9 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
             for key, item in value.items()
         }
         if _CONTENT in value:
-            return _RefusedDict(inside, PromptError(_NO_DOCUMENT.format("a dict")))
+            return _RefusedDict(inside, _refusal(name, _NO_DOCUMENT.format("a dict")))
         if holds_documents(value):
-            return _RefusedDict(inside, _refusal(name, _NESTED, value))
+            return _RefusedDict(inside, _refusal(name, _NESTED.format(type(value).__name__)))
         return inside
 
     def _wrap_nested(self, name: str, value: Any, slots: _Slots) -> _RefusedList:
@@ -190,7 +189,7 @@ class KeepsDocuments(DocumentOptions, BaseMessagePromptTemplate):
             elif holds_documents(item):
                 item = self._wrap_value(name, item, slots)
             items.append(item)
-        return _RefusedList(items, _refusal(name, _NESTED, value))
+        return _RefusedList(items, _refusal(name, _NESTED.format(type(value).__name__)))
 
     def _wrap_marked(self, text: str, slots: _Slots) -> str:
         """Documents that some chain joined to a string."""
@@ -357,6 +356,9 @@ class _Nothing(_Slot):
 
     _CHEVRON_return_scope_when_falsy = False
 
+    def __init__(self, error: PromptError) -> None:
+        self.error = error
+
     def __bool__(self) -> bool:
         return False
 
@@ -367,10 +369,10 @@ class _Nothing(_Slot):
         return hash(None)
 
     def __iter__(self) -> NoReturn:
-        raise TypeError(_IS_NONE)  # as None does
+        raise TypeError(str(self.error))  # as None does
 
     def __str__(self) -> str:
-        raise PromptError(_IS_NONE)
+        raise self.error
 
     __repr__ = __str__
 
@@ -398,21 +400,20 @@ def _tested_in(template: str) -> frozenset[str]:
     return frozenset(names if names <= variables else variables)
 
 
-def _unless_mistaken(value: Any) -> Any:
+def _unless_mistaken(name: str, value: Any) -> Any:
     """`value`, which is no documents, unless somebody took it for some: an error where a template
     prints it."""
     if isinstance(value, Iterator | AsyncIterator | Coroutine):
-        kind = type(value).__name__
-        return _Refused(PromptError(f"Documents are given as a list, not as a {kind}"))
+        return _Refused(_refusal(name, _NO_LIST.format(type(value).__name__)))
     items = listed(value) or ()
     dicts = any(isinstance(item, Mapping) and _CONTENT in item for item in items)
-    return (
-        _RefusedList(items, PromptError(_NO_DOCUMENT.format("a list of dicts"))) if dicts else value
-    )
+    if not dicts:
+        return value
+    return _RefusedList(items, _refusal(name, _NO_DOCUMENT.format("a list of dicts")))
 
 
-def _refusal(name: str, message: str, value: Any) -> PromptError:
-    return PromptError(f"Variable {shown(name)}: {message.format(type(value).__name__)}")
+def _refusal(name: str, message: str) -> PromptError:
+    return PromptError(f"Variable {shown(name)}: {message}")
 
 
 def _is_mixed(value: Any) -> bool:

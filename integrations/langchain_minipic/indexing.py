@@ -35,7 +35,8 @@ def index_and_warm(
         progress: show a progress bar.
 
     Returns:
-        Totals over all batches. Its `details["ids"]` are the vector store's.
+        Totals over all batches. `details` are those of `ChatMiniPIC.warm`, and the vector store's
+        "ids".
 
     Raises:
         ConfigurationError: batch_size is not positive.
@@ -59,7 +60,7 @@ def index_and_warm(
         sum(report.num_computed_tokens for report in reports),
         sum(report.num_cached_tokens for report in reports),
         sum(report.seconds for report in reports),
-        {"ids": ids},
+        {**(reports[0].details if reports else {}), "ids": ids},
     )
 
 

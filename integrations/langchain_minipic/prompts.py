@@ -160,14 +160,16 @@ class SpanPromptTemplate(ChatPromptTemplate, DocumentOptions):
     def frame(self) -> ChatPromptValue:
         """This prompt with a stand-in document for every variable that is still open.
 
-        What precedes the first of them is the prefix that `ChatMiniPIC.warm` needs.
+        What precedes the first of them is the prefix that `ChatMiniPIC.warm` needs. Their ids are
+        the variables' names.
         """
         template = self._document_prompt()
         wanted = set(template.input_variables if template else []) - {"page_content"}
-        stand_in = Document("document", metadata=dict.fromkeys(wanted, "x"))
+        metadata = dict.fromkeys(wanted, "x")
         lists = {m.variable_name for m in _leaves(self) if isinstance(m, MessagesPlaceholder)}
         values: dict[str, Any] = {
-            name: [] if name in lists else stand_in for name in self.input_variables
+            name: [] if name in lists else Document("document", id=name, metadata=metadata)
+            for name in self.input_variables
         }
         return self.format_prompt(**values)
 

@@ -198,6 +198,13 @@ def test_malformed_marks(say: Any, mark: Any) -> None:
     refused(say({**TEXT, "extras": {"minipic": mark}}, TEXT), "content[0].extras.minipic")
 
 
+def test_marks_on_messages(server: ServerProcess) -> None:
+    messages = [{"role": "user", "content": "x", "minipic": {"span": True}}]
+    body = {"model": HUB_NAME, "messages": messages, "max_tokens": 3}
+    answer = server.request("POST", "/chat/completions", json=body)
+    refused(answer, "messages[0]: a mark stands on a part of the content")
+
+
 def test_marks_and_images(say: Any) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     refused(say({**TEXT, "minipic": {"span": True}}, image), "content[1]", "text")

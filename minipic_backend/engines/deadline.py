@@ -13,6 +13,10 @@ from minipic_backend.protocol import EngineProtocol
 
 __all__ = ["deadline"]
 
+_AGAIN_S = 0.05
+"""Between aborts: of a request that is still being laid out when its time is over, an engine knows
+nothing yet."""
+
 
 @contextmanager
 def deadline(
@@ -27,15 +31,16 @@ def deadline(
         yield dict(options)
         return
     request_id = options.get("request_id") or uuid.uuid4().hex
-    expired = threading.Event()
+    expired, over = threading.Event(), threading.Event()
 
-    def expire() -> None:
-        expired.set()
-        engine.abort(request_id)
+    def watch() -> None:
+        wait_s = timeout_s
+        while not over.wait(wait_s):
+            expired.set()
+            engine.abort(request_id)
+            wait_s = _AGAIN_S
 
-    timer = threading.Timer(timeout_s, expire)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, name="minipic-deadline", daemon=True).start()
     try:
         yield {**options, "request_id": request_id}
     except RequestAbortedError as error:
@@ -43,4 +48,4 @@ def deadline(
             raise TimeoutError(f"No answer within timeout={timeout_s} s") from error
         raise
     finally:
-        timer.cancel()
+        over.set()

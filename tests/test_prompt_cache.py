@@ -153,6 +153,18 @@ def test_without_anything_in_front_the_first_module_stands_at_0(layout: Layout) 
     assert laid_out.table.segments[0].offset == 0
 
 
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_a_prompt_that_imports_nothing(layout: Layout, system: str, chat: bool) -> None:
+    """Its question stands right behind the system message, or at the very beginning."""
+    schema = Schema("trip", [Module("a", "alpha")], system=system)
+    laid_out = layout.lay_out(schema.prompt("Go?", chat=chat), PROMPT_CACHE)
+    assert laid_out.table
+    *front, question = laid_out.table.segments
+    assert question.offset == question.start == sum(segment.num_tokens for segment in front)
+    assert bool(front) == bool(system or chat or layout.encoder.bos)
+
+
 def test_positions_are_the_schemas_whatever_offsets_say(layout: Layout) -> None:
     prompt = SCHEMA.prompt("Go?", {"plan": {"days": "3"}, "plan/paris": {}})
     compact, padded = (

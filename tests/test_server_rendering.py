@@ -20,6 +20,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
+from vllm.platforms import current_platform
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.registry import renderer_from_config
 from vllm.sampling_params import StructuredOutputsParams
@@ -471,6 +472,34 @@ def test_values_that_no_process_could_read(
     bad = SimpleNamespace(**{**given, **further}, sampling_params=params)
     with pytest.raises(RequestRefused, match=f"wrong value.*{words}"):
         check_request(vllm_config, bad)
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_prompt_logprobs_beside_adapters_on_a_cpu(
+    adapters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would end the engine."""
+    vllm_config: Any = SimpleNamespace(
+        additional_config={CONFIG_KEY: SpanConfig(3, 4, 5, BLOCK).to_dict()},
+        model_config=SimpleNamespace(max_model_len=2048),
+        lora_config=object() if adapters else None,
+    )
+
+    def ask(**options: Any) -> None:
+        request = SimpleNamespace(
+            prompt_token_ids=[10], mm_features=None, prompt_embeds=None, resumable=False,
+            request_id="r", cache_salt=None, priority=0, sampling_params=SamplingParams(**options),
+        )  # fmt: skip
+        check_request(vllm_config, request)
+
+    ask(logprobs=1)
+    for on_cpu in (True, False):
+        monkeypatch.setattr(type(current_platform), "is_cpu", lambda self, on_cpu=on_cpu: on_cpu)
+        if on_cpu and adapters:
+            with pytest.raises(RequestRefused, match="prompt_logprobs"):
+                ask(prompt_logprobs=0)
+        else:
+            ask(prompt_logprobs=0)
 
 
 def test_values_as_they_are_received() -> None:

@@ -276,7 +276,8 @@ class Layout:
             value = prompt.arguments[slot.path].get(slot.parameter.name)
             if value is not None:
                 self._add_argument(builder, slot, start, value)
-        builder.places.append(Place(len(builder.token_ids), position))
+        if builder.token_ids:
+            builder.places.append(Place(len(builder.token_ids), position))
 
     def _add_argument(self, builder: _Builder, slot: Slot, start: int, value: str) -> None:
         ids = self.encoder.encode(value)

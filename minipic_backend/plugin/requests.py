@@ -56,6 +56,7 @@ def check_request(vllm_config: Any, request: Any) -> None:
     try:
         config = _config(vllm_config, additional[CONFIG_KEY])
         _check(request, config, vllm_config.model_config.max_model_len)
+        _check_adapters(request, vllm_config)
     except MiniPICError as error:
         raise RequestRefused(str(error)) from error
 
@@ -100,6 +101,16 @@ def _check(request: Any, config: SpanConfig, max_model_len: int) -> None:
         raise PromptError(
             f"request_id={shown(request.request_id)}: {JOB_PREFIX!r} is the scheduler's"
         )
+
+
+def _check_adapters(request: Any, vllm_config: Any) -> None:
+    """On a CPU, vLLM's LoRA fails at logits of more tokens than one a request: the engine ends."""
+    if getattr(request.sampling_params, "prompt_logprobs", None) is None:
+        return
+    from vllm.platforms import current_platform
+
+    if vllm_config.lora_config is not None and current_platform.is_cpu():
+        raise PromptError("On a CPU, prompt_logprobs does not go together with LoRA adapters")
 
 
 def _check_sendable(request: Any) -> None:

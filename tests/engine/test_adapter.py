@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import save_tiny
 
-from minipic_backend import Engine, ModelNotFoundError, Prompt, Span, Text
+from minipic_backend import Engine, ModelNotFoundError, Prompt, PromptError, Span, Text
 
 PROMPT = Prompt([Text("Read this."), Span("Arlen is a town by the river."), Text("Which town?")])
 GREEDY: dict[str, Any] = {
@@ -52,6 +52,9 @@ def test_an_adapter_is_what_it_is_merged(folders: tuple[str, str, str]) -> None:
             cold, warm = (engine.generate(PROMPT, **GREEDY) for _ in range(2))
             assert cold.token_ids == warm.token_ids
             assert warm.usage.cached_tokens
+            if adapter is not None:
+                with pytest.raises(PromptError, match="prompt_logprobs"):
+                    engine.generate(PROMPT, **GREEDY, prompt_logprobs=1)
             rows = engine.explain(PROMPT, technique="block_attention").rows
             assert [row.state for row in rows[:-1]] == ["warm"] * (len(rows) - 1)
             found.append(cold)

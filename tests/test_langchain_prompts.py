@@ -670,7 +670,7 @@ def test_frame_ends_where_documents_begin() -> None:
     prompt = make("f-string", document_prompt=PromptTemplate.from_template("{title}{page_content}"))
     messages = prompt.frame().to_messages()
     assert messages[0].content == "Answer."
-    assert to_prompt(messages).messages[1].parts[0] == Span("xdocument")
+    assert to_prompt(messages).messages[1].parts[0] == Span("xdocument", id="context")
     nested = SpanPromptTemplate([ChatPromptTemplate([MessagesPlaceholder("history"), *HUMAN])])
     assert len(nested.frame().to_messages()) == 1
 

@@ -104,6 +104,11 @@ CALLABLES: dict[str, list[str] | None] = {
         "self", "scheduler_output", "num_scheduled_tokens",
     ],
     "v1.worker.gpu_model_runner.GPUModelRunner._build_attention_metadata": None,
+    "v1.worker.gpu_model_runner.GPUModelRunner._sample": ["self", "logits", "spec_decode_metadata"],
+    "v1.worker.gpu_model_runner.GPUModelRunner._bookkeeping_sync": [
+        "self", "scheduler_output", "sampler_output", "logits", "hidden_states",
+        "num_scheduled_tokens",
+    ],
     "v1.worker.gpu_model_runner.GPUModelRunner._on_request_state_removed": [
         "self", "req_id", "req_state",
     ],

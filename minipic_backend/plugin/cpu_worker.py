@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,6 +96,26 @@ class SpanCPUModelRunner(CPUModelRunner):
         finally:
             # A dummy batch that follows must not see this one's segments.
             self.span_batch = None
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        with self._prompts_draw_nothing():
+            return super()._sample(*args, **kwargs)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        with self._prompts_draw_nothing():
+            return super()._bookkeeping_sync(*args, **kwargs)
+
+    @contextmanager
+    def _prompts_draw_nothing(self) -> Iterator[None]:
+        """Puts away the random generators of seeded requests that are in the middle of their
+        prompts. vLLM lets them draw and then sets them back, which it fails at on a CPU."""
+        generators = self.input_batch.generators
+        (unfinished,) = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()
+        kept = {i: generators.pop(i) for i in unfinished.tolist() if i in generators}
+        try:
+            yield
+        finally:
+            generators.update(kept)
 
     def _segments(self, req_id: str) -> SegmentTable | None:
         if req_id not in self.span_tables:

@@ -105,6 +105,27 @@ def test_seeds(engine: Engine) -> None:
     assert beside[1].token_ids == one
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_seed_means_the_same_in_chunks(engine: Engine, exact_rig: Any, n: int) -> None:
+    """However many steps a prompt takes, in a batch with others that are at their answers."""
+    options = {"temperature": 1.5, "max_tokens": 8, "ignore_eos": True, "seed": 3, "n": n}
+
+    def answers(result: Any) -> list[tuple[int, ...]]:
+        return [one.token_ids for one in result.completions]
+
+    exact_rig.reset()
+    whole = answers(engine.generate(ask(), **options))
+    assert len(set(whole)) == n
+    exact_rig.reset()
+    chunk = len(engine.explain(ask()).token_ids) // 5
+    with exact_rig.chunked(chunk):
+        first, *others = engine.generate([ask(), ask("Why?"), ask("Where?")], **options)
+    assert answers(first) == whole
+    exact_rig.reset()
+    for question, other in zip(("Why?", "Where?"), others, strict=True):
+        assert answers(other) == answers(engine.generate(ask(question), **options))
+
+
 def test_usage_counts_tokens(engine: Engine) -> None:
     engine.reset_cache()
     shown = engine.explain(ask())

@@ -210,12 +210,12 @@ def worker_segments(request: Any, config: SpanConfig) -> SegmentTable | None:
     """Segments as a worker needs them: None too for `frame + span`, a job of the scheduler's.
 
     Args:
-        request: what the scheduler sent of it (then as it was read there), or anything with a
-            request's attributes.
+        request: what the scheduler sent of it (then as it was read there, if it was), or anything
+            with a request's attributes.
         config: the engine's.
     """
-    known: SegmentTable | None = getattr(request, "minipic_table", None)
-    if known is not None:
+    if hasattr(request, "minipic_table"):
+        known: SegmentTable | None = request.minipic_table
         return known
     prompt = request.prompt_token_ids
     if prompt is None or not has_markers(prompt, config):

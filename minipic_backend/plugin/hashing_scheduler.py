@@ -66,9 +66,9 @@ class SpanHashing(Scheduler):
         output = super().schedule(*args, **kwargs)
         for new in output.scheduled_new_reqs:
             chain = getattr(self.requests[new.req_id], "minipic_chain", None)
-            if chain:
+            if chain is not None:
                 # So that the worker need not read the prompt again (see `worker_segments`).
-                new.minipic_table = chain.table
+                new.minipic_table = chain.table if chain else None
         return output
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:

@@ -307,7 +307,7 @@ class StepRig:
         bare = SimpleNamespace(**{name: getattr(new, name) for name in fields})
         table = worker_segments(bare, self.config)
         assert worker_segments(new, self.config) == table
-        assert hasattr(new, "minipic_table") == (table is not None and new.req_id in self.served)
+        assert hasattr(new, "minipic_table") == (new.req_id in self.served)
 
     def _load(self) -> set[str]:
         """What a connector asked for in an earlier step is there now; the requests it is for."""

@@ -63,6 +63,8 @@ class SpanOptions:
         patches: parts of spans that this prompt computes anew (`patches.Patch`).
         places: (token index, offset) of segments that stand further on than right behind the one
             in front: reserved ranges.
+        seen_prefix: how many of the prefix's tokens dependent ones see; what follows, a
+            primer, is there for the spans. None: all.
     """
 
     frame: SpanFrame = "prefix"
@@ -70,6 +72,7 @@ class SpanOptions:
     see_markers: bool = True
     patches: tuple[Patch, ...] = ()
     places: tuple[Place, ...] = ()
+    seen_prefix: int | None = None
 
     def __post_init__(self) -> None:
         _check_choice("frame", self.frame, get_args(SpanFrame))
@@ -78,6 +81,9 @@ class SpanOptions:
             raise ConfigurationError(f"see_markers={shown(self.see_markers)}: True or False")
         object.__setattr__(self, "patches", as_patches(self.patches))
         object.__setattr__(self, "places", as_places(self.places))
+        seen = self.seen_prefix
+        if seen is not None and (not isinstance(seen, int) or isinstance(seen, bool) or seen < 0):
+            raise ConfigurationError(f"seen_prefix={shown(seen)}: a number of tokens, or None")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], base: SpanOptions | None = None) -> SpanOptions:
@@ -153,6 +159,7 @@ class TechniqueSettings:
         frame: see `SpanOptions`; with "universal" the prefix ends where the caller's own text
             begins: the chat template's opening and the primer, whatever the system prompt.
         primer: passages that look like documents, put at the end of the prefix.
+        see_primer: the question, too, sees the primer, not the spans alone.
         late: how many of the best-ranked documents go last, into the dependent segment.
         blocks: how many of each document's first blocks are computed anew, in context.
         budget: share of the documents' blocks, chosen by the question, that is computed anew.
@@ -168,6 +175,7 @@ class TechniqueSettings:
     budget: float = 0.0
     split: bool = False
     schema: bool = False
+    see_primer: bool = False
 
     @property
     def span_frame(self) -> SpanFrame:
@@ -188,7 +196,7 @@ _TECHNIQUES: dict[str, TechniqueSettings] = {
 }
 
 
-TECHNIQUE_SETTINGS = ("frame", "primer", "late", "blocks", "budget")
+TECHNIQUE_SETTINGS = ("frame", "primer", "see_primer", "late", "blocks", "budget")
 """What a call may override of its technique, by name."""
 
 
@@ -206,6 +214,8 @@ def resolve_technique(technique: str, **overrides: Any) -> TechniqueSettings:
         given["primer"] = _as_primer(given["primer"])
     settings = replace(_TECHNIQUES[technique], **given)
     _check_choice("frame", settings.frame, get_args(Frame))
+    if not isinstance(settings.see_primer, bool):
+        raise ConfigurationError(f"see_primer={shown(settings.see_primer)}: True or False")
     for name in ("late", "blocks"):
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:

@@ -50,7 +50,17 @@ SAMPLING_OPTIONS = frozenset(
 """How tokens are chosen: vLLM's `SamplingParams` fields, under vLLM's names."""
 
 LAYOUT_OPTIONS = frozenset(
-    {"blocks", "budget", "frame", "late", "offsets", "primer", "see_markers", "technique"}
+    {
+        "blocks",
+        "budget",
+        "frame",
+        "late",
+        "offsets",
+        "primer",
+        "see_markers",
+        "see_primer",
+        "technique",
+    }
 )
 """How a prompt becomes segments."""
 

@@ -56,13 +56,14 @@ class Drawn:
     patches: tuple[Patch, ...] = ()
     gaps: tuple[int, ...] = ()
     """In front of each part, in positions; none in front of the first and of patches."""
+    seen_prefix: int | None = None
 
     @property
     def token_ids(self) -> list[int]:
         return [token for part in self.parts for token in part]
 
     def table(self, options: SpanOptions, config: SpanConfig = CONFIG) -> SegmentTable:
-        options = replace(options, patches=self.patches)
+        options = replace(options, patches=self.patches, seen_prefix=self.seen_prefix)
         table = parse_segments(self.token_ids, config, options)
         if table is not None and any(self.gaps):
             places, total = [], 0
@@ -100,7 +101,9 @@ def prompts(draw: st.DrawFn, *, min_segments: int = 1, max_segments: int = 6) ->
     parts = [tuple(prefix)] if prefix else []
     parts += [_filled([marker, *tokens]) for marker, tokens in middle]
     parts.append((PDEP, *draw(st.lists(words, max_size=2 * size + 1))))
-    return Drawn(tuple(parts), tuple(sum(token == PAD for token in part) for part in parts))
+    seen = draw(st.none() | st.integers(0, len(prefix))) if prefix else None
+    num_pads = tuple(sum(token == PAD for token in part) for part in parts)
+    return Drawn(tuple(parts), num_pads, seen_prefix=seen)
 
 
 @st.composite
@@ -135,4 +138,5 @@ def patched_prompts(draw: st.DrawFn, *, max_segments: int = 5, places: bool = Fa
         tuple(sum(token == PAD for token in part) for part in parts),
         tuple(Patch(a, lo, hi) for a, (_, lo, hi) in zip(at, patches, strict=True)),
         (0, *gaps) if len(parts) > 1 else (0,),
+        drawn.seen_prefix,
     )

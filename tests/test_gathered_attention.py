@@ -96,7 +96,9 @@ def by_definition(layer: Layer, table: SegmentTable | None, soft_cap: float = 0.
     for i in range(num_tokens):
         span = owner[i]
         if span is None:
-            seen = [j for j in range(i + 1) if visible[j]]
+            in_prefix = table is not None and table.segments[0].kind is SegmentKind.PREFIX
+            own = table.segments[0].end if table is not None and in_prefix else 0
+            seen = [j for j in range(i + 1) if visible[j] or i < own]
             if table is not None:
                 seen = seen_past_patches(table, i, seen)
             positions = logical

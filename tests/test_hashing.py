@@ -287,6 +287,16 @@ def test_number_of_hashes_grows_linearly_in_one_segment() -> None:
     assert len(chain.extend([], asked.tokens, asked.extra_keys)) == len(calls) == 50
 
 
+def test_what_is_seen_of_the_prefix_enters_dependent_hashes_alone() -> None:
+    prompt = tuple([10] * 2 * SIZE + [SSEP, 11, 12, 13] + [PDEP, *range(20, 19 + 2 * SIZE)])
+    known: list[list[bytes]] = [
+        Asked(prompt, (7,) * SIZE, SpanOptions(seen_prefix=number)).hashes()
+        for number in (None, 0, 1, SIZE, 2 * SIZE - 1)
+    ]
+    assert len({tuple(hashes[:3]) for hashes in known}) == 1
+    assert len({h for hashes in known for h in hashes[3:]}) == 5 * 3
+
+
 @pytest.mark.parametrize("frame", ["none", "prefix"])
 def test_place_of_a_span_does_not_enter_its_hash(frame: Any) -> None:
     options = SpanOptions(frame)

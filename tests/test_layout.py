@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -353,6 +354,37 @@ def test_the_usual_prompt(layout: Layout, tokenizer: Any, config: SpanConfig) ->
     assert laid_out.num_pads == sum(segment.num_pads for segment in laid_out.segments) > 0
 
 
+@pytest.mark.parametrize("frame", ["prefix", "universal"])
+@pytest.mark.parametrize("system", ["Be brief.", ""])
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_question_sees_no_primer(
+    layout: Layout, tokenizer: Any, frame: str, system: str, chat: bool
+) -> None:
+    """Spans alone are computed behind it: a model that is asked what it was given would tell."""
+    if chat:
+        parts = [Text("Read: "), Span("A document."), Text("Who?")]
+        prompt = Prompt.chat([Message("system", system), Message("user", parts)])
+    else:
+        prompt = Prompt([Text(system), Span("A document."), Text("Who?")])
+    hidden = layout.lay_out(prompt, resolve_technique("primed", frame=frame))
+    seen = layout.lay_out(prompt, resolve_technique("primed", frame=frame, see_primer=True))
+    text = tokenizer.decode(layout.lay_out(prompt, FULL).token_ids)
+    assert hidden.token_ids == seen.token_ids
+    assert hidden.table
+    assert seen.table
+    assert seen.table.options.seen_prefix is None
+    end = hidden.table.options.seen_prefix
+    assert end is not None
+    prefix = hidden.prefix_token_ids
+    assert 0 < end < len(prefix)
+    assert not any(passage.split()[0] in tokenizer.decode(prefix[:end]) for passage in AUTO_PRIMER)
+    assert end == 1 or text.startswith(tokenizer.decode(prefix[:end]))
+    ranges = [(start, stop) for s, start, stop in hidden.table.seen_before(99) if not s.start]
+    assert ranges == [(0, end)]
+    span = next(s for s in hidden.table.segments if s.kind is SegmentKind.SPAN)
+    assert span.cached_position == hidden.table.num_frame_tokens == len(prefix)
+
+
 def test_primers(layout: Layout, tokenizer: Any, config: SpanConfig) -> None:
     prompt = rag("s", ["d"], "q", ranked=False)
 
@@ -473,7 +505,7 @@ def test_frames_must_agree(layout: Layout) -> None:
     options = SpanOptions(frame="prefix", offsets="padded", see_markers=False)
     table = layout.lay_out(prompt, PRIMED, options=options).table
     assert table
-    assert table.options == options
+    assert replace(table.options, seen_prefix=None) == options
     assert layout.lay_out(prompt, FULL, options=options).table is None
 
 

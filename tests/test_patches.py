@@ -262,7 +262,8 @@ def test_same_tokens_with_other_patches_share_only_what_is_in_front(
         *drawn.patches[kept + 1 :],
     )
     try:
-        changed = SpanOptions.from_dict({**options.to_dict(), "patches": others})
+        chosen = drawn.table(options).options
+        changed = SpanOptions.from_dict({**chosen.to_dict(), "patches": others})
         two = hashes(drawn.token_ids, changed)
     except (ConfigurationError, MalformedSpansError):
         return

@@ -21,8 +21,9 @@ from segment_prompts import (
     words,
 )
 
+from minipic_backend.attention.rows import split_runs
 from minipic_backend.config import SpanOptions
-from minipic_backend.errors import MalformedSpansError
+from minipic_backend.errors import ConfigurationError, MalformedSpansError
 from minipic_backend.spans.patches import Patch
 from minipic_backend.spans.segments import SegmentKind, SegmentTable, parse_segments
 
@@ -54,6 +55,25 @@ def test_compact_behind_the_prefix() -> None:
         (SPAN, 16, 20, 0, 13, 8),
         (DEPENDENT, 20, 23, 0, 17, 17),
     ]
+
+
+def test_the_end_of_a_prefix_may_be_for_spans_alone() -> None:
+    table = parse(USUAL, seen_prefix=5)
+    assert rows(table) == rows(parse(USUAL))
+    assert [(a, b) for _, a, b in table.seen_before(3)] == [(0, 5), (8, 13), (16, 20)]
+    assert table.visible(0, 9).tolist() == [True] * 5 + [False] * 3 + [True]
+    seen = [run.seen for run in split_runs(table, 8, 23)]
+    assert [[(s.start, min(s.end, 23)) for s in of] for of in seen[:2]] == [
+        [(0, 8), (8, 16)],
+        [(0, 8), (16, 20)],
+    ]
+    assert next((a, b) for _, a, b in parse(USUAL, seen_prefix=0).seen_before(3)) == (8, 13)
+    for tokens, number in ((USUAL, 9), (USUAL[8:], 0), (USUAL[8:], 1), ([A] * 8, 4)):
+        with pytest.raises(MalformedSpansError, match="seen_prefix"):
+            parse_segments(tokens, CONFIG, SpanOptions(seen_prefix=number))
+    for wrong in (-1, True, 1.0, "1"):
+        with pytest.raises(ConfigurationError, match="seen_prefix"):
+            SpanOptions(seen_prefix=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +188,11 @@ def test_hidden_tokens_are_pads_and_by_choice_markers_of_spans(
 ) -> None:
     visible = drawn.table(options).visible(0, len(drawn.token_ids))
     hidden = {PAD} if options.see_markers else {PAD, SSEP}
-    assert visible.tolist() == [token not in hidden for token in drawn.token_ids]
+    seen = len(drawn.parts[0]) if drawn.seen_prefix is None else drawn.seen_prefix
+    assert visible.tolist() == [
+        token not in hidden and not seen <= index < len(drawn.parts[0])
+        for index, token in enumerate(drawn.token_ids)
+    ]
 
 
 @given(prompts(), all_options, st.data())

@@ -141,6 +141,8 @@ def make_example(
             is_dependent[segment.start : segment.end] = True
         if segment.replaced:
             is_original[segment.start : segment.end] = False
+    if (seen := table.options.seen_prefix) is not None:
+        is_original[seen : table.segments[0].end] = False
     kept = np.flatnonzero(~is_pad)
     positions = table.cached_positions(0, len(tokens))
     shifts = table.logical_positions(0, len(tokens)) - positions

@@ -50,8 +50,9 @@ def naive_rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
 def visibility(table: SegmentTable | None, start: int, end: int) -> Tensor:
     """Which tokens the tokens [start, end) see: bool, [end - start, end].
 
-    A span's see their frame and their own span; all others every token that is not hidden. From a
-    patch on, what it replaces is hidden; the patch itself sees what stands logically in front.
+    A span's see their frame and their own span; all others every token that is not hidden, and a
+    prefix's all of it. From a patch on, what it replaces is hidden; the patch itself sees what
+    stands logically in front.
     """
     query = torch.arange(start, end)[:, None]
     key = torch.arange(end)[None, :]
@@ -68,6 +69,8 @@ def visibility(table: SegmentTable | None, start: int, end: int) -> Tensor:
             own = causal & (key >= patch.start) & (key < patch.end - patch.num_pads)
             in_front = shown & (key < patch.start) & (position < patch.offset)
             shown = torch.where(in_patch, own | in_front, shown)
+    if (first := table.segments[0]).kind is SegmentKind.PREFIX:
+        shown = torch.where(query < first.end, causal, shown)
     for span in _spans(table):
         in_span = (query >= span.start) & (query < span.end)
         own = causal & ((key < table.num_frame_tokens) | (key >= span.start))

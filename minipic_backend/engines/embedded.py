@@ -39,6 +39,7 @@ class Engine(BaseEngine):
             "prompt_cache", or "full" (no spans: exact attention). See docs/techniques.md.
         frame: overrides the technique's: "none", "prefix" or "universal".
         primer: overrides the technique's: "auto", False, a passage, or a sequence of passages.
+        see_primer: whether the question, too, sees the primer; default: only documents do.
         late: overrides the technique's: how many of the best-ranked documents are computed in
             full context, last.
         blocks: overrides the technique's: how many of each document's first blocks are computed
@@ -72,6 +73,7 @@ class Engine(BaseEngine):
         technique: Technique = "primed",
         frame: Frame | None = None,
         primer: Any = None,
+        see_primer: bool | None = None,
         late: int | None = None,
         blocks: int | None = None,
         budget: float | None = None,
@@ -94,6 +96,7 @@ class Engine(BaseEngine):
                 "technique": technique,
                 "frame": frame,
                 "primer": primer,
+                "see_primer": see_primer,
                 "late": late,
                 "blocks": blocks,
                 "budget": budget,

@@ -66,6 +66,7 @@ class _Builder:
     patches: list[Patch] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     prefix_end: int = 0
+    seen_prefix: int | None = None
 
     def add_whole(self, ids: Sequence[int], num_pads: int, label: str, text: str) -> None:
         """Appends a segment of whole blocks, its pads included."""
@@ -241,7 +242,12 @@ class Layout:
     def _laid_out(
         self, builder: _Builder, options: SpanOptions, settings: TechniqueSettings
     ) -> LaidOutPrompt:
-        options = replace(options, patches=tuple(builder.patches), places=tuple(builder.places))
+        options = replace(
+            options,
+            patches=tuple(builder.patches),
+            places=tuple(builder.places),
+            seen_prefix=builder.seen_prefix,
+        )
         table = parse_segments(builder.token_ids, self._config, options)
         if table is None or len(table.segments) != len(builder.segments):
             raise AssertionError("the layout and the segment table disagree")
@@ -341,6 +347,11 @@ class Layout:
         label += f" (+{len(passages)} primer{plural})" if passages else ""
         builder.add(ids, self.encoder.newline, label, self.encoder.unmark(text))
         builder.prefix_end = len(builder.token_ids)
+        if passages and not settings.see_primer:
+            own = [*bos, *self.encoder.encode(head, first=True)]
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(own, ids, strict=False))
+            # Where all is primer, its first token stays: much attention goes to a prompt's first.
+            builder.seen_prefix = max(sum(1 for _ in same), 1)
 
     def _add_documents(
         self,

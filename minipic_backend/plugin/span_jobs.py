@@ -76,7 +76,7 @@ class JobMaker:
         self._block_size = block_size
         self._with_pads = with_pads
         self._numbers = itertools.count()
-        self._params: dict[str, SamplingParams] = {}
+        self._params: dict[tuple[SpanFrame, int | None], SamplingParams] = {}
 
     def make(
         self,
@@ -108,7 +108,10 @@ class JobMaker:
         request = Request(
             request_id=f"{JOB_PREFIX}{next(self._numbers)}",
             prompt_token_ids=tokens,
-            sampling_params=self._sampling_params(table.options.frame),
+            sampling_params=self._sampling_params(
+                table.options.frame,
+                table.options.seen_prefix if part.kind is SegmentKind.DEPENDENT else None,
+            ),
             pooling_params=None,
             client_index=waiter.client_index,
             arrival_time=waiter.arrival_time,
@@ -120,14 +123,16 @@ class JobMaker:
         own_table = table if part.kind is SegmentKind.DEPENDENT else None
         return SpanJob(hashes[-1], request, num_frame_blocks, num_missing, frame, own_table)
 
-    def _sampling_params(self, frame: SpanFrame) -> SamplingParams:
+    def _sampling_params(self, frame: SpanFrame, seen_prefix: int | None) -> SamplingParams:
         """One token, which nobody reads."""
-        if frame not in self._params:
-            self._params[frame] = SamplingParams(
+        key = (frame, seen_prefix)
+        if key not in self._params:
+            options = {"frame": frame, "patches": (), "places": (), "seen_prefix": seen_prefix}
+            self._params[key] = SamplingParams(
                 temperature=0.0,
                 max_tokens=1,
                 ignore_eos=True,
                 detokenize=False,
-                extra_args={CONFIG_KEY: {"frame": frame, "patches": (), "places": ()}},
+                extra_args={CONFIG_KEY: options},
             )
-        return self._params[frame]
+        return self._params[key]

@@ -65,7 +65,8 @@ class RemoteEngine(BaseEngine):
         cache_salt: of every request that names none: documents of different salts share nothing.
         tokenizer: a tokenizer, a folder or a hub name, instead of the server's own.
         key_encoding: what the server must have; None: either.
-        technique, frame, primer, late, blocks, budget, offsets, see_markers: as for `Engine`.
+        technique, frame, primer, see_primer, late, blocks, budget, offsets, see_markers: as for
+            `Engine`.
         http: what carries the requests instead of the network; for tests.
 
     Raises:
@@ -89,6 +90,7 @@ class RemoteEngine(BaseEngine):
         technique: Technique = "primed",
         frame: Frame | None = None,
         primer: Any = None,
+        see_primer: bool | None = None,
         late: int | None = None,
         blocks: int | None = None,
         budget: float | None = None,
@@ -103,6 +105,7 @@ class RemoteEngine(BaseEngine):
                 "technique": technique,
                 "frame": frame,
                 "primer": primer,
+                "see_primer": see_primer,
                 "late": late,
                 "blocks": blocks,
                 "budget": budget,

@@ -8,6 +8,7 @@
              inside: H(h_{i-1}, x_i); generated tokens continue it
     patch  : a dependent segment whose parent also holds which tokens it replaces
     placed : offsets that the options name enter g, or the parent of a dependent segment
+    seen_prefix: where less than the prefix is seen, it enters the domain of all dependent segments
 
 g costs O(1) a segment: the hash of a segment's last block fixes all of the segment's tokens, so
 that g' = H(g, h_last) fixes the whole prompt up to there.
@@ -64,9 +65,10 @@ class SpanHashChain:
         self._none_hash = none_hash
         options = table.options
         encoding = (HASH_VERSION, config.key_encoding)
+        seen = () if options.seen_prefix is None else (("seen_prefix", options.seen_prefix),)
         self._span_root = self._hash(("minipic", "span", encoding, cache_salt))
         self._dependent_domain = self._hash(
-            ("minipic", "dep", encoding, options.offsets, options.see_markers, cache_salt)
+            ("minipic", "dep", encoding, options.offsets, options.see_markers, *seen, cache_salt)
         )
         self._segment_index = 0
         self._digest = none_hash  # g: everything before the current segment

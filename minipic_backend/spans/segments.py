@@ -119,10 +119,10 @@ class SegmentTable:
         return self._positions(start, end, cached=False)
 
     def visible(self, start: int, end: int) -> NDArray[np.bool_]:
-        """Whether later tokens see token i, for i in [start, end); bool, [end - start].
+        """Whether later dependent tokens see token i, for i in [start, end); bool, [end - start].
 
-        Pads are hidden; so are the SSep tokens unless `options.see_markers`. Of patches this says
-        nothing: see `seen_before`.
+        Pads are hidden; so are the SSep tokens unless `options.see_markers`, and what lies in the
+        prefix behind `options.seen_prefix`. Of patches this says nothing: see `seen_before`.
         """
         result = np.ones(end - start, dtype=np.bool_)
         for segment in self.segments:
@@ -177,7 +177,9 @@ class SegmentTable:
         return self.last.offset + self.last.num_tokens - self.last.num_pads
 
     def _visible_range(self, segment: Segment) -> tuple[int, int]:
-        """The tokens of a segment that later ones may see."""
+        """The tokens of a segment that later dependent ones may see."""
+        if segment.kind is SegmentKind.PREFIX and self.options.seen_prefix is not None:
+            return segment.start, min(segment.end - segment.num_pads, self.options.seen_prefix)
         is_marked = segment.kind is SegmentKind.SPAN or segment.repeats_marker
         hidden = is_marked and not self.options.see_markers
         return segment.start + hidden, segment.end - segment.num_pads
@@ -213,11 +215,11 @@ def parse_segments(
         MalformedSpansError: a marker inside a block, a pad before the end of a segment or in the
             prefix or at the end of the prompt, a prompt of several segments that ends in a
             span, a span that ends in a whole block of pads, too many dependent segments, or a
-            patch or a place where there may be none.
+            patch, a place or a hidden end of the prefix where there may be none.
     """
     if not has_markers(token_ids, config):
-        if options.patches or options.places:
-            raise MalformedSpansError("Patches or places in a prompt without spans", 0)
+        if options.patches or options.places or options.seen_prefix is not None:
+            raise MalformedSpansError("Patches, places or seen_prefix in a prompt without spans", 0)
         return None
     tokens = np.asarray(token_ids, dtype=np.int64)
     is_marker = (tokens == config.ssep) | (tokens == config.pdep)
@@ -273,6 +275,12 @@ def parse_segments(
             Segment(kind, start, end, num_pads, offset, cached_position, is_placed=start in places)
         )
         offset += end - start - num_pads
+    if options.seen_prefix is not None and (
+        segments[0].kind is not SegmentKind.PREFIX or options.seen_prefix > segments[0].num_tokens
+    ):
+        raise MalformedSpansError(
+            f"seen_prefix={options.seen_prefix} is more than the prefix has tokens", 0
+        )
     if options.patches and (segments[-1].replaced or len(patches) < len(options.patches)):
         raise MalformedSpansError(
             "A patch ends the prompt; end it with a dependent segment", options.patches[-1].at

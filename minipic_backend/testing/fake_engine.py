@@ -46,7 +46,7 @@ class FakeEngine:
         token_s: seconds of work per further token of a stream.
         gather: answer nobody before this many requests have run at once: shows that a caller
             really asks concurrently, however slow the machine. Gives up after half a minute.
-        technique, frame, primer, late, blocks, budget: defaults, as an engine has them.
+        technique, frame, primer, see_primer, late, blocks, budget: defaults, as an engine has them.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class FakeEngine:
         technique: str = "primed",
         frame: str | None = None,
         primer: Any = None,
+        see_primer: bool | None = None,
         late: int | None = None,
         blocks: int | None = None,
         budget: float | None = None,
@@ -77,6 +78,7 @@ class FakeEngine:
             technique=technique,
             frame=frame,
             primer=primer,
+            see_primer=see_primer,
             late=late,
             blocks=blocks,
             budget=budget,

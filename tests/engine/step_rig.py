@@ -176,12 +176,14 @@ class StepRig:
         self.finish()
         return served
 
-    def hashes(self, token_ids: Sequence[int], **fields: Any) -> list[bytes]:
+    def hashes(
+        self, token_ids: Sequence[int], extra_args: Any = None, **fields: Any
+    ) -> list[bytes]:
         """Hashes of a prompt's blocks."""
         request = Request(
             request_id="probe",
             prompt_token_ids=list(token_ids),
-            sampling_params=SamplingParams(max_tokens=1),
+            sampling_params=SamplingParams(max_tokens=1, extra_args=extra_args),
             pooling_params=None,
             block_hasher=self.hasher,
             **fields,
@@ -308,6 +310,16 @@ class StepRig:
         table = worker_segments(bare, self.config)
         assert worker_segments(new, self.config) == table
         assert hasattr(new, "minipic_table") == (new.req_id in self.served)
+        if new.req_id not in self.served and table is not None:
+            # A job whose blocks depend on options: it is computed with those of its hashes.
+            job = self._requests[new.req_id]
+            hashes = self.hashes(
+                job.prompt_token_ids,
+                job.sampling_params.extra_args,
+                cache_salt=job.cache_salt,
+                lora_request=job.lora_request,
+            )
+            assert hashes == job.block_hashes[: len(hashes)]
 
     def _load(self) -> set[str]:
         """What a connector asked for in an earlier step is there now; the requests it is for."""

@@ -107,7 +107,11 @@ def test_a_document_behind_a_new_text_is_left_to_the_request(rig: StepRig) -> No
     assert jobs(rig.steps[0]) == [SPAN]
 
 
-@pytest.mark.parametrize("options", [SpanOptions("prefix"), SpanOptions("none")], ids=repr)
+@pytest.mark.parametrize(
+    "options",
+    [SpanOptions("prefix"), SpanOptions("none"), SpanOptions("prefix", seen_prefix=9)],
+    ids=["prefix", "none", "a primer"],
+)
 @pytest.mark.parametrize("num_pads", [0, 3])
 def test_a_new_text_right_behind_the_prefix_is_a_job(
     rig: StepRig, options: SpanOptions, num_pads: int
@@ -366,7 +370,9 @@ def test_nothing_leaks_and_nothing_hangs(
                             system=rng.randint(0, 1),
                             text=rng.choice([None, 50, 51]),
                         ),
-                        SpanOptions(rng.choice(["none", "prefix"])),
+                        SpanOptions(
+                            rng.choice(["none", "prefix"]), seen_prefix=rng.choice([None, 0, 17])
+                        ),
                         num_tokens=rng.choice([1, 4, 30]),
                         priority=rng.randint(0, 2),
                         cache_salt=rng.choice([None, "tenant"]),

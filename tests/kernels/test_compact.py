@@ -41,8 +41,10 @@ def check(batch, expected):
 
 @pytest.mark.parametrize("num_spans", [0, 1, 2, 4, 7])
 @pytest.mark.parametrize("frame", ["none", "prefix"])
-def test_questions(device, num_spans, frame):
-    table = make_table(19, [17, 16, 31, 1, 16, 5, 2][:num_spans], 9, 16, frame=frame)
+@pytest.mark.parametrize("seen", [None, 0, 7, 16, 25])
+def test_questions(device, num_spans, frame, seen):
+    documents = [17, 16, 31, 1, 16, 5, 2][:num_spans]
+    table = make_table(19, documents, 9, 16, frame=frame, seen_prefix=seen)
     end = table.num_prompt_tokens
     requests = [Request(table, table.last.start, end), Request(table, end + 1, end + 3)]
     batch = Batch(requests, Heads(num_heads=6, num_kv_heads=2), "span_local", device=device)

@@ -106,6 +106,16 @@ def test_hidden_markers(device, encoding, offsets):
 
 
 @encodings
+@pytest.mark.parametrize("seen", [0, 1, 16, 25])
+def test_a_prefix_whose_end_only_spans_see(device, encoding, seen):
+    table = make_table(27, [18, 3, 12], 7, 16, seen_prefix=seen)
+    end = table.num_prompt_tokens
+    requests = [question(table), Request(table, end, end + 1), Request(table, 0, end)]
+    batch = Batch(requests, Heads(), encoding, device=device)
+    assert max_error(run_paged(batch), batch.expected(0.25)) < FLOAT32
+
+
+@encodings
 def test_nothing_to_see_is_zero(device, encoding):
     table = make_table(0, [1, 20], 7, 16, see_markers=False)
     batch = Batch([question(table)], Heads(), encoding, device=device)

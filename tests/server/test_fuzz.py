@@ -95,6 +95,7 @@ SPAN_OPTIONS = st.fixed_dictionaries(
         "see_markers": st.booleans() | JSON,
         "places": st.lists(st.lists(INDEX, min_size=2, max_size=2), max_size=3) | JSON,
         "patches": st.lists(st.lists(INDEX, min_size=3, max_size=3), max_size=3) | JSON,
+        "seen_prefix": INDEX | JSON,
     },
 )
 FURTHER = {

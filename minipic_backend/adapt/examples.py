@@ -142,7 +142,8 @@ def make_example(
         if segment.replaced:
             is_original[segment.start : segment.end] = False
     if (seen := table.options.seen_prefix) is not None:
-        is_original[seen : table.segments[0].end] = False
+        # A primer is not the teacher's. Its last token is the end of a line.
+        is_original[seen : table.segments[0].end - 1] = False
     kept = np.flatnonzero(~is_pad)
     positions = table.cached_positions(0, len(tokens))
     shifts = table.logical_positions(0, len(tokens)) - positions

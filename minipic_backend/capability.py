@@ -20,7 +20,7 @@ ROUTE = "/minipic"
 
 TOKENIZER_ROUTE = "/minipic/tokenizer"
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever client and server of different versions could misunderstand each other."""
 
 

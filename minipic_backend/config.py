@@ -63,7 +63,7 @@ class SpanOptions:
         patches: parts of spans that this prompt computes anew (`patches.Patch`).
         places: (token index, offset) of segments that stand further on than right behind the one
             in front: reserved ranges.
-        seen_prefix: how many of the prefix's tokens dependent ones see; what follows, a
+        seen_prefix: how many of the prefix's tokens dependent ones see, not all; what follows, a
             primer, is there for the spans. None: all.
     """
 
@@ -131,6 +131,10 @@ class SpanConfig:
         ids = (self.ssep, self.pdep, self.pad)
         if len(set(ids)) != 3 or min(ids) < 0:
             raise ConfigurationError(f"ssep, pdep and pad must be three token ids, not {ids}")
+        if self.options.patches or self.options.places or self.options.seen_prefix is not None:
+            raise ConfigurationError(
+                "patches, places and seen_prefix are of one prompt, no default"
+            )
         if self.block_size < 1:
             raise ConfigurationError(f"block_size={self.block_size}: at least 1")
 

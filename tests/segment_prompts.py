@@ -101,7 +101,7 @@ def prompts(draw: st.DrawFn, *, min_segments: int = 1, max_segments: int = 6) ->
     parts = [tuple(prefix)] if prefix else []
     parts += [_filled([marker, *tokens]) for marker, tokens in middle]
     parts.append((PDEP, *draw(st.lists(words, max_size=2 * size + 1))))
-    seen = draw(st.none() | st.integers(0, len(prefix))) if prefix else None
+    seen = draw(st.none() | st.integers(0, len(prefix) - 1)) if prefix else None
     num_pads = tuple(sum(token == PAD for token in part) for part in parts)
     return Drawn(tuple(parts), num_pads, seen_prefix=seen)
 

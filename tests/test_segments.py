@@ -68,7 +68,7 @@ def test_the_end_of_a_prefix_may_be_for_spans_alone() -> None:
         [(0, 8), (16, 20)],
     ]
     assert next((a, b) for _, a, b in parse(USUAL, seen_prefix=0).seen_before(3)) == (8, 13)
-    for tokens, number in ((USUAL, 9), (USUAL[8:], 0), (USUAL[8:], 1), ([A] * 8, 4)):
+    for tokens, number in ((USUAL, 8), (USUAL, 9), (USUAL[8:], 0), (USUAL[8:], 1), ([A] * 8, 4)):
         with pytest.raises(MalformedSpansError, match="seen_prefix"):
             parse_segments(tokens, CONFIG, SpanOptions(seen_prefix=number))
     for wrong in (-1, True, 1.0, "1"):

@@ -168,6 +168,10 @@ def test_late_documents_and_patches_go_on_as_ever(smollm2: Layout) -> None:
     right_behind = Prompt([Span("one"), Span("two"), Text("Why?")])
     primed = resolve_technique("epic", frame="universal", primer="auto")
     labels = [segment.label for segment in smollm2.lay_out(right_behind, primed).segments]
+    # Nor has the question seen the primer, behind which the first document was computed.
+    assert labels[1:] == ["doc 1", "doc 2", "doc 1 again", "doc 2 again", "question"]
+    seen = resolve_technique("epic", frame="universal", primer="auto", see_primer=True)
+    labels = [segment.label for segment in smollm2.lay_out(right_behind, seen).segments]
     assert labels[1:] == ["doc 1", "doc 2", "doc 2 again", "question"]
     selective = resolve_technique("selective", frame="universal", budget=1.0)
     assert smollm2.lay_out(ranked, selective).num_recomputed_tokens

@@ -122,7 +122,9 @@ class EngineBacked(ModelOptions):
         layout = self._layout_options(options)
         report = self._get_engine().warm(spans, prompt=where, progress=progress, **layout)
         taken = [span.id for span in where.spans if span.id in variables] if where else []
-        return replace(report, details={"variable": taken[0]}) if taken else report
+        return (
+            replace(report, details={**report.details, "variable": taken[0]}) if taken else report
+        )
 
     async def awarm(
         self,

@@ -50,9 +50,8 @@ class Curve:
 
     def add(self, point: Point) -> bool:
         """Adds a point; True where it is the best so far."""
-        best = self.best if self.points else None
         self.points.append(point)
-        return best is None or point.kl < best.kl
+        return self.best is point
 
     @property
     def baseline(self) -> Point:

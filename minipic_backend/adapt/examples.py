@@ -135,6 +135,7 @@ def make_example(
     is_pad = np.zeros(len(tokens), dtype=np.bool_)
     is_dependent = np.zeros(len(tokens), dtype=np.bool_)
     is_original = np.ones(len(tokens), dtype=np.bool_)
+    teacher = tokens.copy()
     for segment in table.segments:
         is_pad[segment.end - segment.num_pads : segment.end] = True
         if segment.kind is not SegmentKind.SPAN:
@@ -142,14 +143,17 @@ def make_example(
         if segment.replaced:
             is_original[segment.start : segment.end] = False
     if (seen := table.options.seen_prefix) is not None:
-        # A primer is not the teacher's. Its last token is the end of a line.
-        is_original[seen : table.segments[0].end - 1] = False
+        # A primer is not the teacher's; its last token becomes the end of a line, where that lacks.
+        end = table.segments[0].end
+        ends_line = layout.encoder.decode((int(tokens[seen - 1]),))[-1:].isspace()
+        is_original[seen : end if ends_line else end - 1] = False
+        teacher[end - 1] = layout.encoder.newline
     kept = np.flatnonzero(~is_pad)
     positions = table.cached_positions(0, len(tokens))
     shifts = table.logical_positions(0, len(tokens)) - positions
     reserved = np.isin(tokens, (config.ssep, config.pdep))
     mask = _mask(table, len(tokens))[np.ix_(kept, kept)]
-    teacher_ids = tokens[~is_pad & ~reserved & is_original]
+    teacher_ids = teacher[~is_pad & ~reserved & is_original]
     num_compared = len(tokens) - table.last.start - 1
     num_questions = num_compared - len(answer)
     before = np.arange(num_compared, 0, -1) + 1  # from the end, of the token in front

@@ -135,8 +135,8 @@ class Trainer:
         recipe, curve = self._recipe, Curve()
         self._validate(curve, held_out, 0)
         step = bad = 0
-        reason = "all steps done"
-        while step < recipe.steps:
+        reason = curve.reason_to_stop() or "all steps done"
+        while step < recipe.steps and math.isfinite(curve.baseline.kl):
             if self._share_of_time() >= 1:
                 reason = "out of time"
                 break
@@ -152,7 +152,7 @@ class Trainer:
                 if stop := curve.reason_to_stop():
                     reason = stop
                     break
-        if step % recipe.validate_every and step < recipe.steps:
+        if curve.points[-1].step != step:
             self._validate(curve, held_out, step)
         self._finish(curve, reason)
         return curve

@@ -50,9 +50,9 @@ def naive_rotate(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
 def visibility(table: SegmentTable | None, start: int, end: int) -> Tensor:
     """Which tokens the tokens [start, end) see: bool, [end - start, end].
 
-    A span's see their frame and their own span; all others every token that is not hidden, and a
-    prefix's all of it. From a patch on, what it replaces is hidden; the patch itself sees what
-    stands logically in front.
+    A span's see their frame and their own span, a prefix's the whole prefix in front of them; all
+    others every token that is not hidden. From a patch on, what it replaces is hidden; the patch
+    itself sees what stands logically in front.
     """
     query = torch.arange(start, end)[:, None]
     key = torch.arange(end)[None, :]

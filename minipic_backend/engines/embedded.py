@@ -197,7 +197,7 @@ class Engine(BaseEngine):
         except (ValueError, TypeError, VLLMValidationError) as error:
             raise ConfigurationError(str(error)) from error
         except AssertionError as error:
-            raise ConfigurationError(f"{', '.join(_LISTS)}: each a list, please") from error
+            raise ConfigurationError(f"{', '.join(_LISTS)}: each must be a list") from error
 
     def _start(self, job: Job) -> Handle:
         return self._driver.submit(

@@ -33,8 +33,8 @@ AUTO_PRIMER: tuple[str, str] = (
 def own_primer(documents: Iterable[str], count: int = 4) -> tuple[str, ...]:
     """A primer of the user's own documents, for `primer=`: those of middle length.
 
-    They are in every prompt from then on, and a question may take its answer from them: choose
-    from documents that are about what yours are about, but not asked for.
+    They are in every prompt from then on, in front of its documents, which see them; the question
+    does not, unless `see_primer=True`: then choose documents that nobody asks for.
 
     Args:
         documents: as the prompt shows them, title and all; a few hundred will do.

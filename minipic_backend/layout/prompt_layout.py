@@ -351,7 +351,8 @@ class Layout:
             own = [*bos, *self.encoder.encode(head, first=True)]
             same = takewhile(lambda pair: pair[0] == pair[1], zip(own, ids, strict=False))
             # Where all is primer, its first token stays: much attention goes to a prompt's first.
-            builder.seen_prefix = max(sum(1 for _ in same), 1)
+            seen = max(sum(1 for _ in same), 1)
+            builder.seen_prefix = seen if seen < builder.prefix_end else None
 
     def _add_documents(
         self,
@@ -398,7 +399,8 @@ class Layout:
                 for start, end in pairwise(bounds)
             ]
         for document, start, ranges in zip(documents, starts, chosen, strict=True):
-            if settings.frame != "none" and start == builder.prefix_end:
+            is_first = settings.frame != "none" and start == builder.prefix_end
+            if is_first and builder.seen_prefix is None:
                 continue  # right behind its frame, a document is in context already
             for first, last in ranges:
                 lo, hi = start + first * size, start + last * size

@@ -76,7 +76,7 @@ class JobMaker:
         self._block_size = block_size
         self._with_pads = with_pads
         self._numbers = itertools.count()
-        self._params: dict[tuple[SpanFrame, int | None], SamplingParams] = {}
+        self._params: dict[SpanFrame | None, SamplingParams] = {}
 
     def make(
         self,
@@ -125,8 +125,8 @@ class JobMaker:
 
     def _sampling_params(self, frame: SpanFrame, seen_prefix: int | None) -> SamplingParams:
         """One token, which nobody reads."""
-        key = (frame, seen_prefix)
-        if key not in self._params:
+        key = frame if seen_prefix is None else None  # of prompts' own numbers none is kept
+        if key not in self._params or key is None:
             options = {"frame": frame, "patches": (), "places": (), "seen_prefix": seen_prefix}
             self._params[key] = SamplingParams(
                 temperature=0.0,

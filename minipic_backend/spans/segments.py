@@ -209,7 +209,7 @@ def parse_segments(
     Args:
         token_ids: the prompt, [num_tokens].
         config: token ids of the markers and the pad, block size.
-        options: frame, offsets and marker visibility.
+        options: what a request chose.
 
     Raises:
         MalformedSpansError: a marker inside a block, a pad before the end of a segment or in the
@@ -275,11 +275,13 @@ def parse_segments(
             Segment(kind, start, end, num_pads, offset, cached_position, is_placed=start in places)
         )
         offset += end - start - num_pads
-    if options.seen_prefix is not None and (
-        segments[0].kind is not SegmentKind.PREFIX or options.seen_prefix > segments[0].num_tokens
-    ):
+    first = segments[0]
+    num_prefix_tokens = first.num_tokens if first.kind is SegmentKind.PREFIX else 0
+    if options.seen_prefix is not None and not options.seen_prefix < num_prefix_tokens:
         raise MalformedSpansError(
-            f"seen_prefix={options.seen_prefix} is more than the prefix has tokens", 0
+            f"seen_prefix={options.seen_prefix}: fewer than the {num_prefix_tokens} tokens of the "
+            "prefix",
+            0,
         )
     if options.patches and (segments[-1].replaced or len(patches) < len(options.patches)):
         raise MalformedSpansError(

@@ -117,6 +117,7 @@ def test_the_student_is_the_technique(
     if technique != "epic_paper":
         text = tokenizer.decode(example.teacher_ids[:-num_answer])
         assert text.split() == tokenizer.decode(plain.token_ids).split()
+        assert text.startswith("Read this, please.\n")
 
 
 @pytest.mark.parametrize("technique", ["block_attention", "primed", "epic"])
@@ -292,6 +293,40 @@ class _Breaking(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return gradient * float("nan")
+
+
+def test_a_run_that_begins_or_ends_badly_keeps_what_it_has(
+    gentle: str, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five bad steps that ended on a step of validation lost the adapter of those before; and a
+    model whose divergence is no number was trained for nothing."""
+    from minipic_backend.adapt import training
+
+    calls = 0
+    first_bad = 2 * 15
+
+    def break_late(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += student.requires_grad
+        if student.requires_grad and calls > first_bad:
+            student = _Breaking.apply(student)  # type: ignore[no-untyped-call]
+        return divergence(teacher, student)
+
+    monkeypatch.setattr(training, "divergence", break_late)
+    rate = ["--learning-rate", "3e-3", "--steps", "40", "--validate-every", "20"]
+    assert adapt(gentle, documents, tmp_path / "late", *rate) == 0
+    told = json.loads((tmp_path / "late" / "adapt.json").read_text())
+    assert [point["step"] for point in told["points"]] == [0, 20]
+    assert "no finite gradients" in told["stopped"]
+
+    def not_a_number(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+        return divergence(teacher, student) * float("nan")
+
+    monkeypatch.setattr(training, "divergence", not_a_number)
+    assert adapt(gentle, documents, tmp_path / "never", *rate) == 1
+    told = json.loads((tmp_path / "never" / "adapt.json").read_text())
+    assert [point["step"] for point in told["points"]] == [0]
+    assert "no finite number" in told["stopped"]
 
 
 @pytest.mark.parametrize("broken", ["some", "all"])

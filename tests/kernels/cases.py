@@ -74,6 +74,10 @@ def make_patched(
     return table
 
 
+def _all_seen(table: SegmentTable) -> SegmentTable:
+    return replace(table, options=replace(table.options, seen_prefix=None))
+
+
 @dataclass
 class Heads:
     num_heads: int = 2
@@ -159,6 +163,9 @@ class Batch:
             if request.table is not None:  # what no one may see holds NaN
                 hidden = torch.from_numpy(~request.table.visible(0, request.end))
                 hidden[request.start :] = False
+                for span in request.table.segments:  # spans see all of their frame
+                    if span.kind is SegmentKind.SPAN and request.start < span.end:
+                        hidden[: request.table.num_frame_tokens] = False
                 for segment in request.table.segments:  # a span's own tokens see its marker
                     if segment.start < request.start < segment.end:
                         hidden[segment.start : segment.end] = False
@@ -233,7 +240,7 @@ class Batch:
         hidden = [
             torch.zeros(r.end - r.start, dtype=torch.bool)
             if r.table is None
-            else ~torch.from_numpy(r.table.visible(r.start, r.end))
+            else ~torch.from_numpy(_all_seen(r.table).visible(r.start, r.end))
             for r in self.requests
         ]
         return torch.cat(hidden)

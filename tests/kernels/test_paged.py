@@ -110,7 +110,8 @@ def test_hidden_markers(device, encoding, offsets):
 def test_a_prefix_whose_end_only_spans_see(device, encoding, seen):
     table = make_table(27, [18, 3, 12], 7, 16, seen_prefix=seen)
     end = table.num_prompt_tokens
-    requests = [question(table), Request(table, end, end + 1), Request(table, 0, end)]
+    starts = (table.last.start, end, 0, table.segments[1].start)
+    requests = [Request(table, start, max(end, start + 1)) for start in starts]
     batch = Batch(requests, Heads(), encoding, device=device)
     assert max_error(run_paged(batch), batch.expected(0.25)) < FLOAT32
 

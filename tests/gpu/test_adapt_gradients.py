@@ -1,4 +1,4 @@
-"""Training on CUDA: `pytest tests/gpu/test_adapt.py`."""
+"""Training on CUDA: `pytest tests/gpu/test_adapt_gradients.py`."""
 
 from __future__ import annotations
 

@@ -70,8 +70,10 @@ def test_streaming_equals_non_streaming(
 ) -> None:
     prompt = PROMPTS["spans"]
     options = {"max_tokens": 24, **sampling}
-    whole = remote.generate(prompt, **options)
-    pieces = list(remote.stream(prompt, **options))
+    layout: dict[str, Any] = {"see_primer": True}  # so that the frame is all that it chooses
+    remote.generate(prompt, **{**options, "max_tokens": 1}, **layout)  # usage tells what was cached
+    whole = remote.generate(prompt, **options, **layout)
+    pieces = list(remote.stream(prompt, **options, **layout))
     assert len(pieces) > 1  # a slow machine sends several tokens at once
     assert "".join(piece.text for piece in pieces) == whole.text
     assert ids_of(pieces) == whole.token_ids
@@ -79,7 +81,7 @@ def test_streaming_equals_non_streaming(
     assert pieces[-1].usage == whole.usage
 
     async def streamed() -> list[Any]:
-        return [piece async for piece in remote.astream(prompt, **options)]
+        return [piece async for piece in remote.astream(prompt, **options, **layout)]
 
     for _ in range(2):  # each on an event loop of its own
         assert ids_of(asyncio.run(streamed())) == whole.token_ids

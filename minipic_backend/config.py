@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from minipic_backend.errors import ConfigurationError, shown
-from minipic_backend.spans.patches import Patch, Place, as_patches, as_places
+from minipic_backend.spans.patches import Patch, Place, as_patches, as_places, is_whole
 
 __all__ = [
     "CONFIG_KEY",
@@ -47,6 +47,11 @@ Technique = Literal[
 ]
 
 
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name}={shown(value)}: True or False")
+
+
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigurationError(f"{name}={shown(value)}: choose one of {', '.join(choices)}")
@@ -77,13 +82,18 @@ class SpanOptions:
     def __post_init__(self) -> None:
         _check_choice("frame", self.frame, get_args(SpanFrame))
         _check_choice("offsets", self.offsets, get_args(Offsets))
-        if not isinstance(self.see_markers, bool):
-            raise ConfigurationError(f"see_markers={shown(self.see_markers)}: True or False")
+        _check_bool("see_markers", self.see_markers)
         object.__setattr__(self, "patches", as_patches(self.patches))
         object.__setattr__(self, "places", as_places(self.places))
-        seen = self.seen_prefix
-        if seen is not None and (not isinstance(seen, int) or isinstance(seen, bool) or seen < 0):
-            raise ConfigurationError(f"seen_prefix={shown(seen)}: a number of tokens, or None")
+        if self.seen_prefix is not None and not is_whole(self.seen_prefix):
+            raise ConfigurationError(
+                f"seen_prefix={shown(self.seen_prefix)}: a number of tokens, or None"
+            )
+
+    @property
+    def names_tokens(self) -> bool:
+        """Whether they are of one prompt, which has spans."""
+        return bool(self.patches or self.places or self.seen_prefix is not None)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], base: SpanOptions | None = None) -> SpanOptions:
@@ -131,7 +141,7 @@ class SpanConfig:
         ids = (self.ssep, self.pdep, self.pad)
         if len(set(ids)) != 3 or min(ids) < 0:
             raise ConfigurationError(f"ssep, pdep and pad must be three token ids, not {ids}")
-        if self.options.patches or self.options.places or self.options.seen_prefix is not None:
+        if self.options.names_tokens:
             raise ConfigurationError(
                 "patches, places and seen_prefix are of one prompt, no default"
             )
@@ -218,11 +228,10 @@ def resolve_technique(technique: str, **overrides: Any) -> TechniqueSettings:
         given["primer"] = _as_primer(given["primer"])
     settings = replace(_TECHNIQUES[technique], **given)
     _check_choice("frame", settings.frame, get_args(Frame))
-    if not isinstance(settings.see_primer, bool):
-        raise ConfigurationError(f"see_primer={shown(settings.see_primer)}: True or False")
+    _check_bool("see_primer", settings.see_primer)
     for name in ("late", "blocks"):
         value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not is_whole(value):
             raise ConfigurationError(f"{name}={shown(value)}: a whole number from 0")
     budget = settings.budget
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 <= budget <= 1:

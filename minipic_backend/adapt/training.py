@@ -133,10 +133,11 @@ class Trainer:
             The validation curve; `helps` says whether an adapter was saved.
         """
         recipe, curve = self._recipe, Curve()
+        held_out = join(held_out, recipe.tokens_together)
         self._validate(curve, held_out, 0)
         step = bad = 0
-        reason = curve.reason_to_stop() or "all steps done"
-        while step < recipe.steps and math.isfinite(curve.baseline.kl):
+        reason = curve.reason_to_stop()
+        while reason is None and step < recipe.steps:
             if self._share_of_time() >= 1:
                 reason = "out of time"
                 break
@@ -149,12 +150,10 @@ class Trainer:
             self._progress(f"loss {loss:.4f}, held out {curve.points[-1].kl:.4f}", step)
             if step % recipe.validate_every == 0 or step == recipe.steps:
                 self._validate(curve, held_out, step)
-                if stop := curve.reason_to_stop():
-                    reason = stop
-                    break
+                reason = curve.reason_to_stop()
         if curve.points[-1].step != step:
             self._validate(curve, held_out, step)
-        self._finish(curve, reason)
+        self._finish(curve, reason or "all steps done")
         return curve
 
     # ---- one step ---------------------------------------------------------------------------
@@ -221,7 +220,7 @@ class Trainer:
     @torch.no_grad()
     def _validate(self, curve: Curve, held_out: Sequence[Example], step: int) -> None:
         kl, agreement, count = 0.0, 0, 0
-        for example in join(held_out, self._recipe.tokens_together):
+        for example in held_out:
             example = example.to(self._device)
             found, same = self._compare(example)
             kl += float(found[example.is_answer].sum())

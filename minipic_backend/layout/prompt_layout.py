@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
+from typing import Any
 
 from minipic_backend.config import SpanConfig, SpanOptions, TechniqueSettings
 from minipic_backend.errors import ConfigurationError, ContextWindowError, PromptError, shown
@@ -324,8 +325,7 @@ class Layout:
             opening = self._renderer.opening(prompt.messages[0].role, prompt.template_kwargs)
         start = opening.rstrip(" \t")
         if not head.startswith(start):  # tools, say, which stand in front of the first message
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(start, head, strict=False))
-            common = "".join(char for char, _ in same)
+            common = start[: _num_shared(start, head)]
             start = opening = self.encoder.through_last_special(common)
         return end_line(opening, self.encoder), head[len(start) :].lstrip()
 
@@ -349,9 +349,8 @@ class Layout:
         builder.prefix_end = len(builder.token_ids)
         if passages and not settings.see_primer:
             own = [*bos, *self.encoder.encode(head, first=True)]
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(own, ids, strict=False))
             # Where all is primer, its first token stays: much attention goes to a prompt's first.
-            seen = max(sum(1 for _ in same), 1)
+            seen = max(_num_shared(own, ids), 1)
             builder.seen_prefix = seen if seen < builder.prefix_end else None
 
     def _add_documents(
@@ -444,3 +443,8 @@ def _joined(documents: Iterable[Document]) -> str:
 
 def _labels(documents: Iterable[Document]) -> str:
     return ", ".join(document.label for document in documents)
+
+
+def _num_shared(one: Sequence[Any], two: Sequence[Any]) -> int:
+    """Length of the longest common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))

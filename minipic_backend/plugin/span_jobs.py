@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from vllm import SamplingParams
@@ -76,7 +77,6 @@ class JobMaker:
         self._block_size = block_size
         self._with_pads = with_pads
         self._numbers = itertools.count()
-        self._params: dict[SpanFrame | None, SamplingParams] = {}
 
     def make(
         self,
@@ -108,7 +108,7 @@ class JobMaker:
         request = Request(
             request_id=f"{JOB_PREFIX}{next(self._numbers)}",
             prompt_token_ids=tokens,
-            sampling_params=self._sampling_params(
+            sampling_params=_one_token(
                 table.options.frame,
                 table.options.seen_prefix if part.kind is SegmentKind.DEPENDENT else None,
             ),
@@ -123,16 +123,15 @@ class JobMaker:
         own_table = table if part.kind is SegmentKind.DEPENDENT else None
         return SpanJob(hashes[-1], request, num_frame_blocks, num_missing, frame, own_table)
 
-    def _sampling_params(self, frame: SpanFrame, seen_prefix: int | None) -> SamplingParams:
-        """One token, which nobody reads."""
-        key = frame if seen_prefix is None else None  # of prompts' own numbers none is kept
-        if key not in self._params or key is None:
-            options = {"frame": frame, "patches": (), "places": (), "seen_prefix": seen_prefix}
-            self._params[key] = SamplingParams(
-                temperature=0.0,
-                max_tokens=1,
-                ignore_eos=True,
-                detokenize=False,
-                extra_args={CONFIG_KEY: options},
-            )
-        return self._params[key]
+
+@lru_cache(maxsize=64)
+def _one_token(frame: SpanFrame, seen_prefix: int | None) -> SamplingParams:
+    """Of a job: one token, which nobody reads."""
+    options = {"frame": frame, "patches": (), "places": (), "seen_prefix": seen_prefix}
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args={CONFIG_KEY: options},
+    )

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from minipic_backend.errors import ConfigurationError, shown
 
-__all__ = ["Patch", "Place", "as_patches", "as_places"]
+__all__ = ["Patch", "Place", "as_patches", "as_places", "is_whole"]
 
 
 class Patch(NamedTuple):
@@ -83,7 +83,12 @@ def _numbers(value: Any, count: int) -> Sequence[Any]:
     return value
 
 
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number from 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _index(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not is_whole(value):
         raise ConfigurationError(f"A whole number from 0, please, not {shown(value)}")
     return value

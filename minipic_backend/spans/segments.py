@@ -218,7 +218,7 @@ def parse_segments(
             patch, a place or a hidden end of the prefix where there may be none.
     """
     if not has_markers(token_ids, config):
-        if options.patches or options.places or options.seen_prefix is not None:
+        if options.names_tokens:
             raise MalformedSpansError("Patches, places or seen_prefix in a prompt without spans", 0)
         return None
     tokens = np.asarray(token_ids, dtype=np.int64)

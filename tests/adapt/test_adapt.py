@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,26 @@ class _Breaking(torch.autograd.Function):
         return gradient * float("nan")
 
 
+def break_gradients(monkeypatch: pytest.MonkeyPatch, is_broken: Callable[[int], bool]) -> list[int]:
+    """Gradients of each student's prompt whose number, from 1, `is_broken`, are nan from now on.
+
+    Returns:
+        How many there were so far, in one element.
+    """
+    from minipic_backend.adapt import training
+
+    count = [0]
+
+    def diverge(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+        count[0] += student.requires_grad
+        if student.requires_grad and is_broken(count[0]):
+            student = _Breaking.apply(student)  # type: ignore[no-untyped-call]
+        return divergence(teacher, student)
+
+    monkeypatch.setattr(training, "divergence", diverge)
+    return count
+
+
 def test_a_run_that_begins_or_ends_badly_keeps_what_it_has(
     gentle: str, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,17 +323,7 @@ def test_a_run_that_begins_or_ends_badly_keeps_what_it_has(
     model whose divergence is no number was trained for nothing."""
     from minipic_backend.adapt import training
 
-    calls = 0
-    first_bad = 2 * 15
-
-    def break_late(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += student.requires_grad
-        if student.requires_grad and calls > first_bad:
-            student = _Breaking.apply(student)  # type: ignore[no-untyped-call]
-        return divergence(teacher, student)
-
-    monkeypatch.setattr(training, "divergence", break_late)
+    break_gradients(monkeypatch, lambda number: number > 2 * 15)
     rate = ["--learning-rate", "3e-3", "--steps", "40", "--validate-every", "20"]
     assert adapt(gentle, documents, tmp_path / "late", *rate) == 0
     told = json.loads((tmp_path / "late" / "adapt.json").read_text())
@@ -334,23 +345,12 @@ def test_steps_without_finite_gradients_change_nothing(
     gentle: str, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """One such prompt made every weight nan, and training went on."""
-    from minipic_backend.adapt import training
-
-    calls = 0
-
-    def break_some(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += student.requires_grad
-        if student.requires_grad and (broken == "all" or calls % 7 == 0):
-            student = _Breaking.apply(student)  # type: ignore[no-untyped-call]
-        return divergence(teacher, student)
-
-    monkeypatch.setattr(training, "divergence", break_some)
+    count = break_gradients(monkeypatch, lambda number: broken == "all" or number % 7 == 0)
     rate = ["--learning-rate", "3e-3", "--steps", "30", "--validate-every", "10"]
     assert adapt(gentle, documents, tmp_path, *rate) == (0 if broken == "some" else 1)
     told = json.loads((tmp_path / "adapt.json").read_text())
     if broken == "some":
-        assert calls > 14
+        assert count[0] > 14
         assert told["best"]["kl"] < 0.8 * told["points"][0]["kl"]
     else:
         assert "no finite gradients" in told["stopped"]

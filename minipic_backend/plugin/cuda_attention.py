@@ -11,7 +11,7 @@ are, our kernels widen queries, keys and values to the output's dtype and multip
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from minipic_backend.attention.dispatch import (
 )
 from minipic_backend.attention.geometry import AttentionShape
 from minipic_backend.attention.rotary import Rotary
-from minipic_backend.attention.rows import PlacedRun
+from minipic_backend.attention.rows import PlacedRun, Run
 from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.attention.warmup import warm_up
 from minipic_backend.plugin.cuda_graphs import GraphRows
@@ -48,6 +48,10 @@ from minipic_backend.plugin.enable import span_config
 from minipic_backend.spans.segments import SegmentKind
 
 _NO_QUERIES = np.empty(0, dtype=np.int64)
+_STAND_IN_RATIO = 2
+"""From so many tokens of context runs for one of the others on, FlashAttention gets the batch as it
+lies: to copy queries out of it and results back in every layer costs more than to attend to the
+others for nothing (by estimate)."""
 
 __all__ = ["SpanFlashBackend", "SpanFlashImpl", "SpanFlashMetadataBuilder"]
 
@@ -57,7 +61,8 @@ class SpanFlashMetadata(FlashAttentionMetadata):
     """vLLM's metadata, over the context runs only, and the work on the others.
 
     Args:
-        context_queries: indices of the context runs' queries in the batch, int64; None: all.
+        context_queries: indices of the context runs' queries in the batch, int64; None: it gets
+            the whole batch as it lies, with stand-ins for the other runs.
         work: of the runs that FlashAttention does not serve; None: there are none.
     """
 
@@ -129,14 +134,21 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
                 is_context = run.kind is not SegmentKind.DEPENDENT and not self.is_unrotated
                 (context if is_context else others).append(PlacedRun(request, query, run))
                 query += run.num_tokens
-        batch = self._context_batch(common, context) if context else common
+        in_place = bool(others) and _STAND_IN_RATIO * _num_tokens(others) <= _num_tokens(context)
+        if in_place:
+            stand_ins = [_stand_in(placed, self.block_size) for placed in others]
+            sequences = sorted((*context, *stand_ins), key=lambda placed: placed.query)
+        else:
+            sequences = context
+        batch = self._context_batch(common, sequences) if sequences else common
         # vLLM's buffer for a schedule made ahead has room for as many sequences as requests.
-        fast_build = fast_build or len(context) > self.max_sequences
+        fast_build = fast_build or len(sequences) > self.max_sequences
         metadata = _widen(super().build(0, batch, fast_build))
         if others:
             metadata.work = plan_dependent(
                 others, common.block_table_tensor, self.shape, max_keys=self.max_copied_keys
             )
+        if others and not in_place:
             metadata.context_queries = async_tensor_h2d(
                 np.concatenate([_NO_QUERIES, *(_queries(placed) for placed in context)]),
                 device=self.device,
@@ -200,8 +212,9 @@ class SpanFlashImpl(FlashAttentionImpl):
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("fused output quantization with spans")
         assert self.rotary is not None
-        assert metadata.context_queries is not None
-        if metadata.context_queries.numel():
+        if metadata.context_queries is None:
+            super().forward(layer, query, key, value, kv_cache, metadata, output)
+        elif metadata.context_queries.numel():
             out = torch.empty_like(output[: metadata.num_actual_tokens])
             super().forward(
                 layer,
@@ -285,6 +298,18 @@ def _select(query: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     if query.dtype.itemsize > 1:
         return query.index_select(0, indices)
     return query.view(torch.uint8).index_select(0, indices).view(query.dtype)
+
+
+def _num_tokens(runs: list[PlacedRun]) -> int:
+    return sum(placed.run.num_tokens for placed in runs)
+
+
+def _stand_in(placed: PlacedRun, block_size: int) -> PlacedRun:
+    """A dependent run as a causal sequence that sees itself alone, from the block on in which it
+    starts: queries of a batch have no gaps. What comes out is overwritten."""
+    run = placed.run
+    first = run.start - run.start % block_size
+    return replace(placed, run=Run(SegmentKind.PREFIX, run.start, run.end, first, 0, ()))
 
 
 def _queries(placed: PlacedRun) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from minipic_backend.attention.rotary import Rotary, cos_sin_table
 from minipic_backend.attention.rows import OPEN_END
 from minipic_backend.config import SpanConfig, SpanOptions
 from minipic_backend.errors import UnsupportedModelError
-from minipic_backend.plugin import cuda_attention, cuda_graphs, cuda_state, enable
+from minipic_backend.plugin import cuda_attention, cuda_graphs, cuda_state, enable, hasher
 from minipic_backend.spans.segments import SegmentTable, parse_segments
 
 SIZE = 16
@@ -168,14 +168,15 @@ def test_context_runs_become_sequences_and_the_rest_is_planned(
     starts, counts = [7, 0], [3, len(PROMPT)]
     spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
     metadata = builder(monkeypatch, device).build(0, common(starts, counts, device), spans=spans)
-    # plain, prefix, two spans behind the prefix
-    assert metadata.query_start_loc.tolist() == [0, 3, 35, 67, 83]
-    assert metadata.seq_lens.tolist() == [10, 32, 64, 48]
+    # plain, prefix, two spans behind the prefix, and for the question one that sees itself alone
+    assert metadata.query_start_loc.tolist() == [0, 3, 35, 67, 83, 94]
+    assert metadata.seq_lens.tolist() == [10, 32, 64, 48, 11]
     first = 108  # of the second request
     assert metadata.block_table[1, :2].tolist() == [first, first + 1]
     assert metadata.block_table[2, :4].tolist() == [first + i for i in (0, 1, 2, 3)]
     assert metadata.block_table[3, :3].tolist() == [first + i for i in (0, 1, 4)]
-    assert metadata.context_queries.tolist() == list(range(83))
+    assert metadata.block_table[4, 0] == first + 5
+    assert metadata.context_queries is None
     (part,) = metadata.work.paged
     assert part.rows.query_start.tolist() == [83]
     assert part.rows.query_end.tolist() == [94]
@@ -184,7 +185,36 @@ def test_context_runs_become_sequences_and_the_rest_is_planned(
     assert part.segments.shift[:4].tolist() == [0, 0, 21, 0]
 
 
-@pytest.mark.parametrize(("max_sequences", "is_fast"), [(4, False), (3, True)])
+def test_few_context_runs_are_taken_out_of_the_batch(
+    state: cuda_state.SpanModelState, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Among many other queries, which would be attended to for nothing."""
+    starts, counts = [0, 64], [3, len(PROMPT) - 64]
+    spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
+    metadata = builder(monkeypatch, device).build(0, common(starts, counts, device), spans=spans)
+    assert metadata.query_start_loc.tolist() == [0, 3, 19]
+    assert metadata.context_queries.tolist() == list(range(19))
+    (part,) = metadata.work.paged
+    assert part.rows.query_start.tolist() == [19]
+
+
+def test_a_token_generated_inside_of_a_block_stands_in_with_that_block(
+    state: cuda_state.SpanModelState, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Behind a lone span, which need not end where a block does."""
+    prompt = [3, *range(50, 82)]
+    lone = parse_segments(prompt, CONFIG, SpanOptions())
+    assert lone is not None
+    state.span_tables = {"lone": lone}
+    starts, counts = [len(prompt) + 2, 7], [1, 3]
+    spans = state._span_batch(input_batch(["lone", "plain"], starts, counts), is_full=False)
+    metadata = builder(monkeypatch, device).build(0, common(starts, counts, device), spans=spans)
+    assert metadata.query_start_loc.tolist() == [0, 1, 4]
+    assert metadata.seq_lens.tolist() == [4, 10]  # tokens 32 to 35 of the first
+    assert metadata.block_table[:, 0].tolist() == [102, 108]
+
+
+@pytest.mark.parametrize(("max_sequences", "is_fast"), [(5, False), (4, True)])
 def test_more_sequences_than_requests_get_no_schedule_made_ahead(
     state: cuda_state.SpanModelState,
     monkeypatch: pytest.MonkeyPatch,
@@ -252,15 +282,18 @@ def impl_for(monkeypatch: pytest.MonkeyPatch, kv_cache_dtype: str, device: str) 
     return new
 
 
+@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
 def test_fp8_is_read_with_its_scales_and_never_through_copies(
     state: cuda_state.SpanModelState,
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     num_kv_heads: int,
+    in_place: bool,
 ) -> None:
     """Queries and cache in fp8 against the same values, scales multiplied in, in bfloat16."""
     monkeypatch.setattr(dispatch, "prefers_compact", lambda *_: True)
+    monkeypatch.setattr(cuda_attention, "_STAND_IN_RATIO", 2 if in_place else 100)
     torch.manual_seed(0)
     starts, counts = [7, 0], [3, len(PROMPT)]
     spans = state._span_batch(input_batch(["plain", "spans"], starts, counts), is_full=False)
@@ -272,6 +305,7 @@ def test_fp8_is_read_with_its_scales_and_never_through_copies(
     metadata = new.build(0, batch, spans=spans)
     assert metadata.work.compact == ()
     num_tokens = sum(counts)
+    num_stock = num_tokens if in_place else num_tokens - 11
     # As vLLM allocates it: bytes, [num_blocks, num_kv_heads, block_size, 2 * head_size].
     cache = torch.randn(16, num_kv_heads, SIZE, 64).to(torch.float8_e4m3fn).to(device)
     query = torch.randn(num_tokens, 4, 32).to(torch.float8_e4m3fn).to(device)
@@ -288,11 +322,73 @@ def test_fp8_is_read_with_its_scales_and_never_through_copies(
         impl.forward(SimpleNamespace(**scales), q, None, None, kv, metadata, out)
         (stock,) = impl.stock
         assert stock.dtype is q.dtype
-        assert torch.equal(stock.float(), q[: num_tokens - 11].float())
+        assert torch.equal(stock.float(), q[:num_stock].float())
         outs.append(out.float())
     fp8, widened = outs
     assert widened[-11:].abs().max() > 0.1
     assert (fp8 - widened).norm() < 2.0**-8 * widened.norm()
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize(
+    ("starts", "counts"),
+    [
+        ([7, 0], [3, len(PROMPT)]),
+        ([0, 36], [40, len(PROMPT) - 36]),  # from inside of a span on
+        ([5, 84], [40, 5]),  # from inside of the question on
+        ([len(PROMPT) + 3, 0], [1, 30]),  # decode beside a chunk of a prefix
+    ],
+)
+def test_the_batch_as_it_lies_gives_what_its_context_runs_alone_give(
+    state: cuda_state.SpanModelState,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    starts: list[int],
+    counts: list[int],
+    compact: bool,
+) -> None:
+    """Whatever FlashAttention writes for stand-ins, no query keeps it."""
+    monkeypatch.setattr(dispatch, "prefers_compact", lambda *_: compact)
+    torch.manual_seed(0)
+    names = ["spans", "plain"] if counts[0] == 1 else ["plain", "spans"]
+    cache = torch.randn(16, 2, SIZE, 64, device=device)
+    query = torch.randn(sum(counts), 4, 32, device=device)
+    impl = impl_for(monkeypatch, "auto", device)
+
+    def forward(
+        self: Any, layer: Any, q: Any, k: Any, v: Any, kv: Any, data: Any, out: Any
+    ) -> None:
+        key_cache, value_cache = self._split(kv)
+        naive_varlen_attention(
+            q=q[: data.num_actual_tokens],
+            k=key_cache,
+            v=value_cache,
+            cu_seqlens_q=data.query_start_loc,
+            max_seqlen_q=data.max_query_len,
+            seqused_k=data.seq_lens,
+            max_seqlen_k=data.max_seq_len,
+            block_table=data.block_table,
+            softmax_scale=self.scale,
+            causal=True,
+            softcap=0.0,
+            out=out,
+        )
+
+    monkeypatch.setattr(cuda_attention.FlashAttentionImpl, "forward", forward)
+    outs = []
+    for ratio in (0, 10**6):
+        monkeypatch.setattr(cuda_attention, "_STAND_IN_RATIO", ratio)
+        spans = state._span_batch(input_batch(names, starts, counts), is_full=False)
+        batch = common(starts, counts, device)
+        batch = batch.replace(block_table_tensor=batch.block_table_tensor - 100)
+        metadata = builder(monkeypatch, device).build(0, batch, spans=spans)
+        assert (metadata.context_queries is None) is (ratio == 0)
+        out = torch.full((sum(counts), 4, 32), torch.nan, device=device)
+        layer = SimpleNamespace(**dict.fromkeys(FP8_SCALES, 1.0))
+        impl.forward(layer, query, None, None, cache, metadata, out)
+        assert out.isfinite().all()
+        outs.append(out)
+    assert torch.equal(*outs)
 
 
 def test_one_kv_head_gets_strides_that_flash_attention_can_use(
@@ -375,6 +471,30 @@ def test_the_heads_of_two_ranks_are_the_heads_of_one(
     ]
     assert whole[-11:].abs().max() > 0.1
     assert (torch.cat(ranks, dim=1) - whole).abs().max() < 1e-5
+
+
+def test_a_worker_takes_the_segments_that_the_scheduler_read(
+    state: cuda_state.SpanModelState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its own process or in the engine's, and reads what comes without them."""
+    from vllm.v1.core.sched.output import NewRequestData
+
+    read = []
+    monkeypatch.setattr(
+        hasher, "request_segments", lambda request, *_: read.append(request.req_id) or table()
+    )
+    fields = {
+        "prompt_token_ids": PROMPT, "mm_features": [], "sampling_params": None,
+        "pooling_params": None, "block_ids": ([0],), "num_computed_tokens": 0,
+        "lora_request": None,
+    }  # fmt: skip
+    sent = NewRequestData(req_id="with", **fields)
+    sent.minipic_table = table()
+    for received in (sent, pickle.loads(pickle.dumps(sent))):
+        assert cuda_state.worker_segments(received, CONFIG) == table()
+    assert read == []
+    assert cuda_state.worker_segments(NewRequestData(req_id="bare", **fields), CONFIG) == table()
+    assert read == ["bare"]
 
 
 def test_ranks_derive_equal_batches_from_what_the_scheduler_sends(

@@ -174,6 +174,8 @@ class TechniqueSettings:
             begins: the chat template's opening and the primer, whatever the system prompt.
         primer: passages that look like documents, put at the end of the prefix.
         see_primer: the question, too, sees the primer, not the spans alone.
+        best_last: ranked documents stand in the order of their ranks, the best one last, behind
+            unranked ones.
         late: how many of the best-ranked documents go last, into the dependent segment.
         blocks: how many of each document's first blocks are computed anew, in context.
         budget: share of the documents' blocks, chosen by the question, that is computed anew.
@@ -190,6 +192,7 @@ class TechniqueSettings:
     split: bool = False
     schema: bool = False
     see_primer: bool = False
+    best_last: bool = False
 
     @property
     def span_frame(self) -> SpanFrame:
@@ -198,7 +201,7 @@ class TechniqueSettings:
 
 
 _TECHNIQUES: dict[str, TechniqueSettings] = {
-    "primed": TechniqueSettings(spans=True, frame="prefix", primer="auto", late=1),
+    "primed": TechniqueSettings(spans=True, frame="prefix", primer="auto", late=1, best_last=True),
     "block_attention": TechniqueSettings(spans=True, frame="none", primer=None, late=0),
     "epic": TechniqueSettings(spans=True, frame="none", primer=None, late=0, blocks=1),
     "epic_paper": TechniqueSettings(
@@ -210,7 +213,7 @@ _TECHNIQUES: dict[str, TechniqueSettings] = {
 }
 
 
-TECHNIQUE_SETTINGS = ("frame", "primer", "see_primer", "late", "blocks", "budget")
+TECHNIQUE_SETTINGS = ("frame", "primer", "see_primer", "best_last", "late", "blocks", "budget")
 """What a call may override of its technique, by name."""
 
 
@@ -229,6 +232,7 @@ def resolve_technique(technique: str, **overrides: Any) -> TechniqueSettings:
     settings = replace(_TECHNIQUES[technique], **given)
     _check_choice("frame", settings.frame, get_args(Frame))
     _check_bool("see_primer", settings.see_primer)
+    _check_bool("best_last", settings.best_last)
     for name in ("late", "blocks"):
         value = getattr(settings, name)
         if not is_whole(value):

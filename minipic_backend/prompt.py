@@ -31,7 +31,8 @@ class Span:
     Args:
         text: the document.
         rank: its place in the caller's order of relevance, 0 the best; None where the caller
-            has no such order. Only ranked spans can become late documents.
+            has no such order. Ranked spans may be put in that order, the best one last, and only
+            they can become late documents.
         id: the caller's own name for it, shown by `explain`.
     """
 

@@ -51,6 +51,7 @@ SAMPLING_OPTIONS = frozenset(
 
 LAYOUT_OPTIONS = frozenset(
     {
+        "best_last",
         "blocks",
         "budget",
         "frame",

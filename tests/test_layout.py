@@ -23,6 +23,7 @@ from minipic_backend.layout.prompt_layout import (
 )
 from minipic_backend.prompt import Message, Prompt, Span, Text
 from minipic_backend.spans.segments import SegmentKind, parse_segments
+from minipic_backend.testing import FakeEngine
 
 BLOCK_SIZE = 32
 PRIMED = resolve_technique("primed")
@@ -142,7 +143,8 @@ def test_a_document_has_the_same_tokens_wherever_it_stands(
     alone = {text: forgetful.lay_out_span(text) for text in documents}
     system = data.draw(texts, "system")
     order = data.draw(st.permutations(documents), "order")
-    technique = data.draw(st.sampled_from([PAPER, resolve_technique("primed", late=0)]))
+    in_order = resolve_technique("primed", late=0, best_last=False)
+    technique = data.draw(st.sampled_from([PAPER, in_order]))
     chat = layout.lay_out(rag(system, order, question), technique)
     assert spans_of(chat) == [alone[text] for text in order]
     between = data.draw(st.lists(texts, min_size=len(order), max_size=len(order)), "between")
@@ -338,14 +340,14 @@ def test_the_usual_prompt(layout: Layout, tokenizer: Any, config: SpanConfig) ->
     head = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
     assert text[0].rstrip() == head + "\n\n".join(AUTO_PRIMER)
     assert text[1:] == [
-        "second\n\n",
         "third\n\n",
+        "second\n\n",
         "first\n\nWho?<|im_end|>\n<|im_start|>assistant\n",
     ]
     assert [segment.label for segment in laid_out.segments] == [
         "prefix (+2 primers)",
-        "doc 2",
         "doc 3",
+        "doc 2",
         "question (late: doc 1)",
     ]
     assert laid_out.num_spans == 2
@@ -464,37 +466,58 @@ def test_documents_of_several_messages(layout: Layout, tokenizer: Any, config: S
     laid_out = layout.lay_out(prompt, PRIMED)
     assert kinds(laid_out) == "pssdsd"  # late: of the last run of documents only
     text = [text_of(laid_out, i, tokenizer, config) for i in range(1, 6)]
-    assert text[:2] == ["a\n\n", "b\n\n"]
+    assert text[:2] == ["b\n\n", "a\n\n"]  # the best one last, in every run
     assert text[2].startswith("first?<|im_end|>")
     assert text[3] == "c\n\n"
     assert text[4].startswith("d\n\nsecond?<|im_end|>")
 
 
+@pytest.mark.parametrize("best_last", [True, False])
 @pytest.mark.parametrize(
-    ("ranks", "late", "spans", "dependent"),
+    ("ranks", "late", "spans", "given", "dependent"),
     [
-        ([0, 1, 2], 0, "ABC", ""),
-        ([0, 1, 2], 1, "BC", "A"),
-        ([2, 0, 1], 1, "AC", "B"),
-        ([2, 0, 1], 2, "A", "CB"),
-        ([2, 0, 1], 3, "", "ACB"),
-        ([2, 0, 1], 9, "", "ACB"),
-        ([None, 5, None], 2, "AC", "B"),
-        ([None, None, None], 1, "ABC", ""),
-        ([0, 0, 0], 1, "BC", "A"),
+        ([0, 1, 2], 0, "CBA", "ABC", ""),
+        ([0, 1, 2], 1, "CB", "BC", "A"),
+        ([2, 0, 1], 0, "ACB", "ABC", ""),
+        ([2, 0, 1], 1, "AC", "AC", "B"),
+        ([2, 0, 1], 2, "A", "A", "CB"),
+        ([2, 0, 1], 3, "", "", "ACB"),
+        ([2, 0, 1], 9, "", "", "ACB"),
+        ([None, 5, None], 0, "ACB", "ABC", ""),
+        ([None, 5, None], 2, "AC", "AC", "B"),
+        ([3, None, 1], 0, "BAC", "ABC", ""),
+        ([None, None, None], 1, "ABC", "ABC", ""),
+        ([0, 0, 0], 0, "CBA", "ABC", ""),
+        ([0, 0, 0], 1, "CB", "BC", "A"),
     ],
 )
-def test_late_documents(
-    layout: Layout, tokenizer: Any, config: SpanConfig,
-    ranks: list[int | None], late: int, spans: str, dependent: str,
+def test_the_order_of_documents_and_which_are_late(
+    layout: Layout, tokenizer: Any, config: SpanConfig, best_last: bool,
+    ranks: list[int | None], late: int, spans: str, given: str, dependent: str,
 ) -> None:  # fmt: skip
+    """As the engine has it, and the fake one."""
     documents = [Span(text, rank) for text, rank in zip("ABC", ranks, strict=True)]
-    settings = resolve_technique("primed", late=late)
+    settings = resolve_technique("primed", late=late, best_last=best_last)
+    spans = spans if best_last else given
     laid_out = layout.lay_out(Prompt([Text("s"), *documents, Text("q")]), settings)
     assert kinds(laid_out) == "p" + "s" * len(spans) + "d"
     text = [text_of(laid_out, i, tokenizer, config) for i in range(1, len(spans) + 2)]
     assert text[:-1] == [f"{name}\n\n" for name in spans]
     assert text[-1] == "".join(f"{name}\n\n" for name in dependent) + "q"
+    if spans:
+        options = {"late": late, "best_last": best_last}
+        fake = FakeEngine().explain(Prompt([Text("s"), *documents, Text("q")]), **options)
+        assert [row.preview.strip() for row in fake.rows if row.kind == "span"] == list(spans)
+
+
+@pytest.mark.parametrize("technique", ["block_attention", "epic", "selective"])
+def test_other_techniques_leave_documents_where_they_are(layout: Layout, technique: str) -> None:
+    prompt = rag("s", ["first", "second", "third"], "q")
+    labels = [s.label for s in layout.lay_out(prompt, resolve_technique(technique)).segments]
+    assert [one for one in labels if one[-1].isdecimal()] == ["doc 1", "doc 2", "doc 3"]
+    chosen = resolve_technique(technique, best_last=True)
+    labels = [s.label for s in layout.lay_out(prompt, chosen).segments]
+    assert [one for one in labels if one[-1].isdecimal()] == ["doc 3", "doc 2", "doc 1"]
 
 
 def test_equal_documents_are_late_one_by_one(layout: Layout) -> None:

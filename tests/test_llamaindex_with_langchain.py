@@ -58,7 +58,8 @@ def test_the_same_text_is_the_same_span(layout: Layout) -> None:
 
     blocks = [block for text in TEXTS for block in span_blocks(text)]
     by_hand = from_llamaindex([ChatMessage(blocks=[*blocks, TextBlock(text="Who?")])])
-    assert theirs == ours == spans(layout, by_hand)
+    assert theirs == ours
+    assert sorted(theirs) == sorted(spans(layout, by_hand))  # which have no ranks, and no order
     assert len(theirs) == len(TEXTS)
 
 

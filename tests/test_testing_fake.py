@@ -148,7 +148,7 @@ def test_explain_shows_late_documents_and_state() -> None:
     assert engine.warm(DOCUMENTS[2:], prompt=rag(DOCUMENTS)).num_computed_tokens == 16
     rows = engine.explain(rag(DOCUMENTS)).rows
     assert [row.kind for row in rows] == ["prefix", "span", "span", "dependent"]
-    assert [row.state for row in rows] == ["cold", "cold", "warm", "cold"]
+    assert [row.state for row in rows] == ["cold", "warm", "cold", "cold"]  # the best last
     assert rows[-1].preview.startswith(DOCUMENTS[0])
     assert all(row.num_tokens % 16 == 0 for row in rows[:-1])
 

@@ -35,6 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, metavar="K", help="instead of the technique's")
     parser.add_argument("--budget", type=float, metavar="SHARE", help="instead of the technique's")
     parser.add_argument("--no-primer", action="store_true", help="leave the primer out")
+    parser.add_argument(
+        "--see-primer", action="store_true", default=None, help="the question sees the primer, too"
+    )
+    parser.add_argument(
+        "--best-last",
+        action=argparse.BooleanOptionalAction,
+        help="documents in the order of their ranks, or as given; instead of the technique's",
+    )
     parser.add_argument("--offsets", choices=get_args(Offsets), default="compact")
     parser.add_argument(
         "--block-size",
@@ -63,6 +71,8 @@ def explain(options: argparse.Namespace) -> Explanation:
     settings = resolve_technique(
         options.technique,
         frame=options.frame,
+        see_primer=options.see_primer,
+        best_last=options.best_last,
         late=options.late,
         blocks=options.blocks,
         budget=options.budget,

@@ -40,6 +40,8 @@ def serve(arguments: Sequence[str]) -> int:
         "technique": ours.technique,
         "frame": ours.frame,
         "primer": False if ours.no_primer else None,
+        "see_primer": ours.see_primer,
+        "best_last": ours.best_last,
         "late": ours.late,
         "blocks": ours.blocks,
         "budget": ours.budget,
@@ -115,6 +117,14 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--blocks", type=int, metavar="K", help="instead of the technique's")
     group.add_argument("--budget", type=float, metavar="SHARE", help="instead of the technique's")
     group.add_argument("--no-primer", action="store_true", help="leave the primer out")
+    group.add_argument(
+        "--see-primer", action="store_true", default=None, help="the question sees the primer, too"
+    )
+    group.add_argument(
+        "--best-last",
+        action=argparse.BooleanOptionalAction,
+        help="documents in the order of their ranks, or as given; instead of the technique's",
+    )
     group.add_argument("--offsets", choices=get_args(Offsets), default="compact")
     return parser
 

@@ -40,6 +40,8 @@ class Engine(BaseEngine):
         frame: overrides the technique's: "none", "prefix" or "universal".
         primer: overrides the technique's: "auto", False, a passage, or a sequence of passages.
         see_primer: whether the question, too, sees the primer; default: only documents do.
+        best_last: whether ranked documents stand in the order of their ranks, the best one last;
+            default: with "primed" they do.
         late: overrides the technique's: how many of the best-ranked documents are computed in
             full context, last.
         blocks: overrides the technique's: how many of each document's first blocks are computed
@@ -74,6 +76,7 @@ class Engine(BaseEngine):
         frame: Frame | None = None,
         primer: Any = None,
         see_primer: bool | None = None,
+        best_last: bool | None = None,
         late: int | None = None,
         blocks: int | None = None,
         budget: float | None = None,
@@ -97,6 +100,7 @@ class Engine(BaseEngine):
                 "frame": frame,
                 "primer": primer,
                 "see_primer": see_primer,
+                "best_last": best_last,
                 "late": late,
                 "blocks": blocks,
                 "budget": budget,

@@ -15,6 +15,8 @@
   document ends in a blank line too, whatever white space it came with, and so does a line of the
   chat template's that the primer would go on with.
 - A prompt that ends in a document gets the dependent segment [PDep newline].
+- With settings.best_last the ranked documents of a run stand in the order of their ranks, behind
+  unranked ones, the best one last; else as given.
 - Late documents, the best-ranked of the last run of documents, go in front of the text behind that
   run, the best one last. If all are late, the prefix (and primer) and the dependent segment remain.
 - Blocks of documents that are to be computed anew, in context, follow the run of documents that
@@ -40,6 +42,7 @@ from minipic_backend.layout.rendering import Renderer
 from minipic_backend.layout.sections import (
     Document,
     Section,
+    best_last,
     canonical_document,
     end_line,
     late_documents,
@@ -151,12 +154,13 @@ class Layout:
             self._add_last(builder, [], sections[-1].text)
             # Positions are the schema's, which knows no pads.
             return self._laid_out(builder, replace(options, offsets="compact"), settings)
+        order = best_last if settings.best_last else list
         for section in sections[:-1]:
-            self._add_documents(builder, section.documents, section.text, settings)
+            self._add_documents(builder, order(section.documents), section.text, settings)
             self._add_dependent(builder, section.text, "text", filler=self._config.pad)
         last = sections[-1]
         late = late_documents(last.documents, settings.late)
-        early = [document for document in last.documents if document not in late]
+        early = [document for document in order(last.documents) if document not in late]
         self._add_documents(builder, early, last.text, settings)
         self._add_last(builder, late, last.text)
 

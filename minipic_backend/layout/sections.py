@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
 
 from minipic_backend.errors import PromptError, shown
 from minipic_backend.layout.rendering import Piece
@@ -15,6 +14,7 @@ from minipic_backend.prompt import Span
 __all__ = [
     "Document",
     "Section",
+    "best_last",
     "canonical_document",
     "end_line",
     "late_documents",
@@ -86,11 +86,19 @@ def end_line(text: str, encoder: TextEncoder) -> str:
     return inline if inline.endswith("\n") else inline + "\n\n"
 
 
-def late_documents(documents: Sequence[Document], count: int) -> list[Document]:
-    """The `count` best-ranked documents, the best one last."""
+def best_last(documents: Sequence[Document]) -> list[Document]:
+    """Unranked documents in the order given, then the ranked ones, the best one last; of equal
+    ranks, the one given first is the better."""
+    unranked = [document for document in documents if document.span.rank is None]
     ranked = [
         (document.span.rank, index, document)
         for index, document in enumerate(documents)
         if document.span.rank is not None
     ]
-    return [document for _, _, document in reversed(nsmallest(count, ranked))]
+    return unranked + [document for _, _, document in sorted(ranked, reverse=True)]
+
+
+def late_documents(documents: Sequence[Document], count: int) -> list[Document]:
+    """The `count` best-ranked documents, the best one last."""
+    ranked = [document for document in best_last(documents) if document.span.rank is not None]
+    return ranked[max(len(ranked) - count, 0) :]

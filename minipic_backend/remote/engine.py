@@ -65,8 +65,8 @@ class RemoteEngine(BaseEngine):
         cache_salt: of every request that names none: documents of different salts share nothing.
         tokenizer: a tokenizer, a folder or a hub name, instead of the server's own.
         key_encoding: what the server must have; None: either.
-        technique, frame, primer, see_primer, late, blocks, budget, offsets, see_markers: as for
-            `Engine`.
+        technique, frame, primer, see_primer, best_last, late, blocks, budget, offsets, see_markers:
+            as for `Engine`.
         http: what carries the requests instead of the network; for tests.
 
     Raises:
@@ -91,6 +91,7 @@ class RemoteEngine(BaseEngine):
         frame: Frame | None = None,
         primer: Any = None,
         see_primer: bool | None = None,
+        best_last: bool | None = None,
         late: int | None = None,
         blocks: int | None = None,
         budget: float | None = None,
@@ -106,6 +107,7 @@ class RemoteEngine(BaseEngine):
                 "frame": frame,
                 "primer": primer,
                 "see_primer": see_primer,
+                "best_last": best_last,
                 "late": late,
                 "blocks": blocks,
                 "budget": budget,

@@ -128,6 +128,8 @@ def _lay_out(
         key=lambda span: span.rank or 0,
     )
     late = ranked[: settings.late] if settings.spans else []
+    if settings.spans and settings.best_last:
+        pieces = _best_last(pieces)
     spans = [p for p in pieces if isinstance(p, Span) and not any(p is one for one in late)]
     if not settings.spans or not spans:
         return [FakeSegment("prefix", "prompt", "".join(p.text for p in pieces), 0, None)]
@@ -160,6 +162,25 @@ def _lay_out(
             buffer = ""
     text = "\n\n".join([*(span.text for span in reversed(late)), buffer])
     return [*segments, FakeSegment("dependent", "question", text, 0, None)]
+
+
+def _best_last(pieces: Sequence[Text | Span]) -> list[Text | Span]:
+    """In each run of documents: those without a rank, then the others, the best one last."""
+    ordered: list[Text | Span] = []
+    run: list[Span] = []
+    for piece in pieces:
+        if isinstance(piece, Span):
+            run.append(piece)
+        elif piece.text.strip() or not run:
+            ordered += [*_in_order(run), piece]
+            run = []
+    return [*ordered, *_in_order(run)]
+
+
+def _in_order(run: Sequence[Span]) -> list[Span]:
+    ranked = [span for span in reversed(run) if span.rank is not None]
+    unranked = [span for span in run if span.rank is None]
+    return unranked + sorted(ranked, key=lambda span: -(span.rank or 0))
 
 
 def _span(

@@ -46,7 +46,8 @@ class FakeEngine:
         token_s: seconds of work per further token of a stream.
         gather: answer nobody before this many requests have run at once: shows that a caller
             really asks concurrently, however slow the machine. Gives up after half a minute.
-        technique, frame, primer, see_primer, late, blocks, budget: defaults, as an engine has them.
+        technique, frame, primer, see_primer, best_last, late, blocks, budget: defaults, as an
+            engine has them.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class FakeEngine:
         frame: str | None = None,
         primer: Any = None,
         see_primer: bool | None = None,
+        best_last: bool | None = None,
         late: int | None = None,
         blocks: int | None = None,
         budget: float | None = None,
@@ -79,6 +81,7 @@ class FakeEngine:
             frame=frame,
             primer=primer,
             see_primer=see_primer,
+            best_last=best_last,
             late=late,
             blocks=blocks,
             budget=budget,

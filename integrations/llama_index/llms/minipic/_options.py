@@ -19,6 +19,8 @@ _OPTION_FIELDS = (
     "technique",
     "frame",
     "primer",
+    "see_primer",
+    "best_last",
     "late",
     "blocks",
     "budget",
@@ -45,7 +47,8 @@ class ModelOptions(BaseModel):
         engine: an engine of your own, such as `minipic_backend.testing.FakeEngine`. It is not
             closed with the model, nor pickled.
         engine_options: for building the embedded engine: `key_encoding`, or vLLM's own options.
-        technique, frame, primer, late, blocks, budget, offsets: how nodes are laid out and reused.
+        technique, frame, primer, see_primer, best_last, late, blocks, budget, offsets: how nodes
+            are laid out and reused.
         max_tokens: the most tokens to generate; None: as many as the context has room for.
         stop: strings that end the answer; those of a call replace them.
         logprobs: alternatives per generated token to report, in `raw`.
@@ -65,6 +68,8 @@ class ModelOptions(BaseModel):
     technique: Technique | None = None
     frame: Frame | None = None
     primer: str | bool | Sequence[str] | None = None
+    see_primer: bool | None = None
+    best_last: bool | None = None
     late: int | None = None
     blocks: int | None = None
     budget: float | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -42,6 +44,11 @@ class Variant:
         frame: "none" or "prefix".
         primer: its name in `primer_choices`.
         hidden: the question does not see the primer; spans do.
+        own: each document stands behind that many further passages of its own, chosen by its text,
+            which nobody else sees.
+        in_place: behind as many as there are documents in front of it.
+        twice: behind itself.
+        near: the question sees every document as if it stood right in front.
         gap: positions left free between the frame and a span while it is computed.
         scale: factor of spans' keys.
         bias: added to the scores of spans' tokens.
@@ -52,6 +59,10 @@ class Variant:
     frame: str = "prefix"
     primer: str = "none"
     hidden: bool = False
+    own: int = 0
+    in_place: bool = False
+    twice: bool = False
+    near: bool = False
     gap: int = 0
     scale: float = 1.0
     bias: float = 0.0
@@ -72,6 +83,12 @@ VARIANTS = {
     "copy4 hidden": Variant(primer="copy4", hidden=True),
     "own4": Variant(primer="own4"),
     "own8": Variant(primer="own8"),
+    "own passage": Variant(own=1),
+    "own 2 passages": Variant(own=2),
+    "own 4 passages": Variant(own=4),
+    "as many passages as in full": Variant(in_place=True),
+    "copy2 hidden, itself": replace(PRIMED, hidden=True, twice=True),
+    "copy2 hidden, near": replace(PRIMED, hidden=True, near=True),
     "copy2, first tokens hidden": replace(PRIMED, first_bias=HIDDEN),
     "copy2, bias -1": replace(PRIMED, bias=-1.0),
     "copy2, bias 0.5": replace(PRIMED, bias=0.5),
@@ -85,7 +102,9 @@ VARIANTS = {
 class Caches:
     """A model, and caches made of parts."""
 
-    def __init__(self, path: str, form: PromptForm, primers: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str, form: PromptForm, primers: dict[str, Any], pool: Sequence[str] = ()
+    ) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self.tokenizer = AutoTokenizer.from_pretrained(path)
@@ -95,6 +114,7 @@ class Caches:
         self.model.to(self.device).eval()
         self.form = form
         self.primers = primers
+        self.pool = [self.encode(text.rstrip() + "\n\n") for text in pool]
         self.prefix = cache(self._prefix)
 
     def encode(self, text: str) -> list[int]:
@@ -164,22 +184,42 @@ class Caches:
         ids = self.encode(head + "".join(passage.rstrip() + "\n\n" for passage in passages))
         return self.run(self.row(ids), 0)[1], len(ids), len(self.encode(head))
 
-    def spans(self, frame: KV | None, start: int, documents: Sequence[Sequence[int]]) -> list[KV]:
-        """Each document by itself behind `frame`, all in one batch."""
+    def fronts(self, documents: Sequence[Sequence[int]], variant: Variant) -> list[list[int]]:
+        """What each document alone stands behind."""
+        fronts: list[list[int]] = []
+        for index, ids in enumerate(documents):
+            passages = self.pool[:index] if variant.in_place else []
+            if variant.own:
+                groups = len(self.pool) // variant.own
+                first = crc32(repr(ids).encode()) % groups * variant.own
+                passages = self.pool[first : first + variant.own]
+            front = [token for passage in passages for token in passage]
+            fronts.append([*front, *ids] if variant.twice else front)
+        return fronts
+
+    def spans(
+        self,
+        frame: KV | None,
+        start: int,
+        documents: Sequence[Sequence[int]],
+        fronts: Sequence[Sequence[int]],
+    ) -> list[KV]:
+        """Each document by itself behind `frame` and its own front, all in one batch."""
         if not documents:
             return []
-        longest = max(map(len, documents))
-        rows = torch.zeros(len(documents), longest, dtype=torch.long, device=self.device)
-        for index, ids in enumerate(documents):
+        both = [[*front, *ids] for front, ids in zip(fronts, documents, strict=True)]
+        rows = torch.zeros(len(both), max(map(len, both)), dtype=torch.long, device=self.device)
+        for index, ids in enumerate(both):
             rows[index, : len(ids)] = torch.tensor(ids, device=self.device)
         past = [
             (key.expand(len(documents), -1, -1, -1), value.expand(len(documents), -1, -1, -1))
             for key, value in frame or []
         ]
         _, new = self.run(rows, start, past or None)
+        own = [slice(len(front), len(ids)) for front, ids in zip(fronts, both, strict=True)]
         return [
-            [(key[i : i + 1, :, : len(ids)], value[i : i + 1, :, : len(ids)]) for key, value in new]
-            for i, ids in enumerate(documents)
+            [(key[i : i + 1, :, part], value[i : i + 1, :, part]) for key, value in new]
+            for i, part in enumerate(own)
         ]
 
     def context(
@@ -193,10 +233,13 @@ class Caches:
         if variant.hidden:
             biases[0][head_tokens:] = HIDDEN
         parts = [prefix]
-        for ids, span in zip(
-            documents, self.spans(prefix if framed else None, base, documents), strict=True
-        ):
-            shift = at - base
+        fronts = self.fronts(documents, variant)
+        spans = self.spans(prefix if framed else None, base, documents, fronts)
+        at += max(map(len, fronts), default=0)
+        end = at + max(map(len, documents), default=0)
+        for ids, front, span in zip(documents, fronts, spans, strict=True):
+            at = end - len(ids) if variant.near else at
+            shift = at - base - len(front)
             parts.append([(self.turned(k, shift) * variant.scale, v) for k, v in span])
             bias = torch.full((len(ids),), variant.bias, device=self.device)
             bias[0] += variant.first_bias
@@ -276,7 +319,9 @@ def main() -> None:
         passages, kinds=kinds, count=options.count, documents=options.documents
     )
     in_turn = [q for i in range(options.count) for q in questions[i :: options.count]]
-    caches = Caches(options.model, form, primer_choices(passages, form.show))
+    shown = [form.show(p) for p in passages]
+    pool = random.Random(7).sample(shown, min(400, len(shown)))
+    caches = Caches(options.model, form, primer_choices(passages, form.show), pool)
     results = defaultdict(list)
     started = time.perf_counter()
     for question in in_turn:

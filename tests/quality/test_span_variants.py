@@ -29,14 +29,16 @@ def script() -> Any:
     return module
 
 
-def test_a_lone_document_behind_the_prefix_is_full_attention(script: Any) -> None:
+def test_a_lone_document_behind_the_prefix_is_full_attention(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     form, passages = PromptForm(), invented_passages(40)
     caches = script.Caches(
         str(ensure_smollm2(progress=False)), form, primer_choices(passages, form.show)
     )
     (question,) = make_questions(passages, kinds=["year"], count=1, documents=1)
     chosen = ("isolated", "prefix", "copy2", "copy2 hidden", "prefix, 1 late")
-    script.VARIANTS = {name: script.VARIANTS[name] for name in chosen}
+    monkeypatch.setattr(script, "VARIANTS", {name: script.VARIANTS[name] for name in chosen})
     found = script.measure(caches, question, 3)
     for name in ("prefix", "prefix, 1 late"):
         kl, agreement, same = found[name]
@@ -45,3 +47,23 @@ def test_a_lone_document_behind_the_prefix_is_full_attention(script: Any) -> Non
     for name in ("isolated", "copy2", "copy2 hidden"):
         assert found[name][0] > 1e-3
     assert found["copy2"] != found["copy2 hidden"]
+
+
+def test_documents_behind_what_they_stand_behind_are_full_attention(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the prompt's own documents as pool, each behind those in front of it."""
+    form, passages = PromptForm(), invented_passages(40)
+    (question,) = make_questions(passages, kinds=["year"], count=1, documents=3)
+    caches = script.Caches(
+        str(ensure_smollm2(progress=False)),
+        form,
+        primer_choices(passages, form.show),
+        [form.show(passage) for passage in question.documents],
+    )
+    chosen = ("as many passages as in full", "prefix", "own passage", "copy2 hidden, near")
+    monkeypatch.setattr(script, "VARIANTS", {name: script.VARIANTS[name] for name in chosen})
+    found = script.measure(caches, question, 3)
+    # but for the gap in positions, which hidden passages leave between prefix and documents
+    assert abs(found["as many passages as in full"][0]) < found["prefix"][0] / 4
+    assert len({found[name][0] for name in chosen}) == len(chosen)

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_driver import FakeDriver
 from tqdm import tqdm
 
 pytest.importorskip("vllm")
@@ -198,37 +198,13 @@ def test_the_bar_is_for_terminals(is_terminal: bool, monkeypatch: pytest.MonkeyP
     assert (shown == "a line\n") == (not is_terminal)
 
 
-class FakeDriver:
-    """Answers in no time; counts what it was asked."""
-
-    def __init__(self) -> None:
-        self.submitted = 0
-        cache = SimpleNamespace(block_size=16, num_gpu_blocks=100)
-        self.llm = SimpleNamespace(
-            vllm_config=SimpleNamespace(cache_config=cache),
-            collective_rpc=lambda function, args: [1000],
-            reset_prefix_cache=lambda: True,
-        )
-
-    def call(self, function: Any) -> Any:
-        return function(self.llm)
-
-    def submit(self, prompt: list[int], params: Any) -> Any:
-        self.submitted += 1
-        token = SimpleNamespace(token_ids=[7])
-        deltas = [
-            SimpleNamespace(outputs=[token], at=1.0 + number, num_cached_tokens=0)
-            for number in range(params.max_tokens)
-        ]
-        return SimpleNamespace(submitted_at=0.0, deltas=lambda: deltas)
-
-
 @pytest.mark.parametrize(
     ("benches", "panels"),
     [
         ("throughput", 2),
         ("ttft", 2),
         ("decode", 2),
+        ("ttft --together --compare stock --engine span_local,unrotated --documents 3,4", 2),
         ("throughput ttft decode --compare stock --runs 2", 4),
         ("decode ttft --engine span_local,unrotated --documents 3 --decode 3x200:2,1x9", 3),
         ("throughput --trace random --samples 11,12 --compare stock --cache-share all,0.5", 2),

@@ -1,12 +1,17 @@
-"""`minipic bench throughput|ttft|decode`: engines one after another, one table."""
+"""`minipic bench throughput|ttft|decode`: engines one after another, or `ttft` on several in turns;
+one table."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, get_args
 
-from minipic_backend.bench.engines import VARIANTS, open_session
+from tqdm import tqdm
+
+from minipic_backend.bench.engines import VARIANTS, Session, open_session
 from minipic_backend.bench.measure import Row
 from minipic_backend.bench.measure_trace import format_trace_table, with_ideal
 from minipic_backend.bench.options import (
@@ -24,7 +29,7 @@ from minipic_backend.bench.progress import progress_bar, say
 from minipic_backend.bench.report import environment, format_table, write_json, write_plot
 from minipic_backend.bench.retune import ALLOW
 from minipic_backend.config import Policy
-from minipic_backend.errors import ConfigurationError, shown
+from minipic_backend.errors import ConfigurationError, EngineStartError, shown
 
 __all__ = ["add_arguments", "run"]
 
@@ -61,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=choices("engine", VARIANTS),
         default=[],
         help="engines to compare with, e.g. stock",
+    )
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="`ttft` alone: all engines open at once, each round by one after another, and ratios "
+        "within a round; they share out the GPU's memory",
     )
     parser.add_argument("--runs", type=number, default=3, help="runs of each figure")
     parser.add_argument(
@@ -135,6 +146,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("--reuse and --samples differ in length")
     if num_samples > 1 and not options.trace:
         raise ConfigurationError("--samples: several only with --trace")
+    if options.together and ({*options.bench} != {"ttft"} or options.trace):
+        raise ConfigurationError("--together: for `ttft` alone")
+    if options.together and not options.compare:
+        raise ConfigurationError("--together: with --compare, e.g. --compare stock")
     # A forked engine could not use CUDA once this process has asked for the device.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if options.trace:
@@ -148,24 +163,22 @@ def run(options: argparse.Namespace) -> int:
     plans = plan(options, [*options.compare, *options.engine], on_gpu=on_gpu)
     rows: list[Row] = []
     # An engine's start counts as one.
-    total = sum(1 + sum(one.num_prompts for one in measurements) for _, measurements in plans)
+    total = sum(
+        len(variants) + sum(one.num_prompts for one in measurements)
+        for variants, measurements in plans
+    )
+    # With an engine process on a CPU, vLLM keeps the worker in a third: no way for `retune`.
+    separate = on_gpu or not options.trace
     with progress_bar(total) as bar:
-        for variant, measurements in plans:
-            say(f"Starting {variant}")
-            bar.set_description(variant)
-            # With an engine process on a CPU, vLLM keeps the worker in a third: no way for
-            # `retune`.
-            separate = on_gpu or not options.trace
-            with open_session(
-                variant, model, arguments, separate_process=separate, progress=bar.update
-            ) as session:
-                bar.update()
+        for variants, measurements in plans:
+            with _open(variants, model, arguments, bar, separate_process=separate) as sessions:
                 about = environment(model, arguments)
                 for measurement in measurements:
-                    bar.set_description(f"{variant}: {measurement.bench}")
-                    for row in measurement.measure(session):
+                    bar.set_description(f"{', '.join(variants)}: {measurement.bench}")
+                    for row in measurement.measure(*sessions):
                         rows = with_ideal([*rows, row], baseline)
-                        say(f"  {row.bench} {row.case}: {row.median:.4g} {row.unit}")
+                        of = f"{row.variant}, " if options.together else ""
+                        say(f"  {of}{row.bench} {row.case}: {row.median:.4g} {row.unit}")
                         if options.json:  # a run that is cut short leaves what it has
                             write_json(options.json, rows, about)
     print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
@@ -177,11 +190,50 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def _open(
+    variants: Sequence[str],
+    model: str,
+    arguments: Mapping[str, Any],
+    bar: tqdm[Any],
+    *,
+    separate_process: bool,
+) -> Iterator[list[Session]]:
+    """Starts engines, one after another, and closes them all."""
+    with ExitStack() as stack:
+        sessions: list[Session] = []
+        for variant in variants:
+            say(f"Starting {variant}")
+            bar.set_description(variant)
+            session = open_session(
+                variant,
+                model,
+                arguments,
+                separate_process=separate_process,
+                progress=bar.update,
+            )
+            try:
+                sessions.append(stack.enter_context(session))
+            except EngineStartError as error:
+                if len(variants) == 1:
+                    raise
+                text = f"{variant}, one of {len(variants)} engines at once: {error}"
+                raise EngineStartError(text) from error
+            bar.update()
+        yield sessions
+
+
 def _engine_args(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:
     given = engine_args(options)
     if options.trace:
         given["distributed_executor_backend"] = "uni"  # scheduler and worker in one process
         given["max_num_seqs"] = max(options.max_num_seqs)
+    if options.together and on_gpu:
+        from vllm.engine.arg_utils import EngineArgs
+
+        whole = given.get("gpu_memory_utilization", EngineArgs.gpu_memory_utilization)
+        engines = len([*options.compare, *options.engine])
+        given["gpu_memory_utilization"] = whole / engines
     if not on_gpu:
         # A stock engine takes blocks of 128 tokens on a CPU: the same size for both.
         given = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 2**30, **given}

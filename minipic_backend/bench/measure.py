@@ -1,4 +1,5 @@
-"""What is measured, on one engine: rows of figures, each the median of several runs."""
+"""What is measured, on one engine or on several in turns: rows of figures, each the median of
+several runs."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ __all__ = [
 
 _HITS = 3
 """Prompts with a new question behind the same documents, in each run of `measure_ttft`."""
+
+_EXACT, _WARM = "exact prefix, no spans", "warm spans"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,45 +93,89 @@ def count_ttft(*, has_spans: bool, runs: int) -> int:
 
 
 def measure_ttft(
-    session: Session, *, documents: int, document_tokens: int, runs: int, seed: int = 0
+    *sessions: Session, documents: int, document_tokens: int, runs: int, seed: int = 0
 ) -> Iterable[Row]:
     """Time to first token of one prompt of documents and a 50-token question.
 
     Cold: nothing cached. Exact prefix: all but the question was seen in this order (ordinary
     prompts). Warm spans: the documents were seen, in another order.
+
+    Several engines take turns, round by round, the last one of a round first in the next: what the
+    host does meanwhile meets all of them. `details` then has paired ratios to the first engine.
     """
-    source = RandomPrompts(seed, session.block_size)
-    case = f"{documents} x {document_tokens}"
-    figures: dict[str, list[float]] = {}
-    cached: dict[str, int] = {}
+    sources = [RandomPrompts(seed, session.block_size) for session in sessions]
+    rounds: list[list[_Round]] = [[] for _ in sessions]
+    order = list(range(len(sessions)))
+    for run in range(runs + 1):
+        for number in order:
+            done = _ttft_round(sessions[number], sources[number], documents, document_tokens)
+            if run:  # the first one warms up
+                rounds[number].append(done)
+        order.reverse()
+    for number, (session, own) in enumerate(zip(sessions, rounds, strict=True)):
+        for name in own[0].ttft_ms:
+            values = tuple(ms for one in own for ms in one.ttft_ms[name])
+            details = {"tokens": own[-1].num_tokens, "cached": own[-1].num_cached[name]}
+            if number:
+                details |= _paired(name, own, rounds[0])
+            case = f"{documents} x {document_tokens}: {name}"
+            yield Row("ttft", case, session.variant, "ms", values, details)
+
+
+@dataclass(slots=True)
+class _Round:
+    """A round of `measure_ttft` on one engine: by case, milliseconds of each prompt, and tokens of
+    the last one that were cached; and tokens of an ordinary prompt."""
+
+    num_tokens: int = 0
+    ttft_ms: dict[str, list[float]] = field(default_factory=dict)
+    num_cached: dict[str, int] = field(default_factory=dict)
+
+
+def _ttft_round(
+    session: Session, source: RandomPrompts, documents: int, document_tokens: int
+) -> _Round:
+    done = _Round()
 
     def note(name: str, prompt: list[int]) -> None:
         served = session.serve([prompt])[0]
-        figures.setdefault(name, []).append(1000 * served.ttft_s)
-        cached[name] = served.num_cached_tokens
+        done.ttft_ms.setdefault(name, []).append(1000 * served.ttft_s)
+        done.num_cached[name] = served.num_cached_tokens
 
-    total = 0
-    for _ in range(runs + 1):
-        session.reset_cache()
-        prefix = source.prefix(64)
-        body = source.tokens(documents * document_tokens)
-        note("cold, no spans", prefix + body + source.tokens(50))
+    session.reset_cache()
+    prefix = source.prefix(64)
+    body = source.tokens(documents * document_tokens)
+    note("cold, no spans", prefix + body + source.tokens(50))
+    for _ in range(_HITS):
+        note(_EXACT, prefix + body + source.tokens(50))
+    done.num_tokens = len(prefix) + len(body) + 50
+    if session.has_spans:
+        spans = [source.span(document_tokens) for _ in range(documents)]
+
+        def prompt(parts: list[list[int]]) -> list[int]:
+            return prefix + [token for part in parts for token in part] + source.question(50)
+
+        note("cold spans", prompt(spans))
         for _ in range(_HITS):
-            note("exact prefix, no spans", prefix + body + source.tokens(50))
-        total = len(prefix) + len(body) + 50
-        if session.has_spans:
-            spans = [source.span(document_tokens) for _ in range(documents)]
+            note(_WARM, prompt(source.shuffled(spans)))
+    return done
 
-            def prompt(parts: list[list[int]], prefix: list[int] = prefix) -> list[int]:
-                return prefix + [token for part in parts for token in part] + source.question(50)
 
-            note("cold spans", prompt(spans))
-            for _ in range(_HITS):
-                note("warm spans", prompt(source.shuffled(spans)))
-    for name, values in figures.items():
-        skip = len(values) // (runs + 1)  # the first round warms up
-        details = {"tokens": total, "cached": cached[name]}
-        yield Row("ttft", f"{case}: {name}", session.variant, "ms", tuple(values[skip:]), details)
+def _paired(name: str, rounds: list[_Round], base: list[_Round]) -> dict[str, Any]:
+    """A case against the same one of the base, or else warm spans against its exact prefix: the
+    ratio of the medians of each round, and the median of these ratios."""
+    other = _EXACT if name == _WARM and name not in base[0].ttft_ms else name
+    if other not in base[0].ttft_ms:
+        return {}
+    ratios = [
+        statistics.median(one.ttft_ms[name]) / statistics.median(two.ttft_ms[other])
+        for one, two in zip(rounds, base, strict=True)
+    ]
+    return {
+        "paired_with": other,
+        "paired_ratio": statistics.median(ratios),
+        "paired_ratios": ratios,
+    }
 
 
 def count_decode(*, batch: int, runs: int) -> int:

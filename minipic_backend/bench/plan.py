@@ -1,14 +1,14 @@
-"""What `minipic bench throughput|ttft|decode` measures on an engine, known before it starts."""
+"""What `minipic bench throughput|ttft|decode` measures on engines, known before they start."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from minipic_backend.bench.engines import VARIANTS, Session
+from minipic_backend.bench.engines import VARIANTS
 from minipic_backend.bench.measure import (
     Row,
     count_decode,
@@ -35,18 +35,18 @@ class Measurement:
     Args:
         bench: its name.
         num_prompts: that it serves, those that warm up included.
-        measure: the call.
+        measure: the call; with the session of each engine.
     """
 
     bench: str
     num_prompts: int
-    measure: Callable[[Session], Iterable[Row]]
+    measure: Callable[..., Iterable[Row]]
 
 
 def plan(
-    options: argparse.Namespace, variants: Iterable[str], *, on_gpu: bool
-) -> list[tuple[str, list[Measurement]]]:
-    """(engine, its measurements) for each engine.
+    options: argparse.Namespace, variants: Sequence[str], *, on_gpu: bool
+) -> list[tuple[Sequence[str], list[Measurement]]]:
+    """(engines that are open at once, their measurements): one engine after another, or all.
 
     Raises:
         ConfigurationError: a trace that cannot be read, or is too short.
@@ -54,27 +54,26 @@ def plan(
     trace = None
     if options.trace:
         trace = random_trace(6119) if options.trace == "random" else read_trace(Path(options.trace))
-    return [
-        (variant, list(_measurements(options, trace, "spans" in VARIANTS[variant], on_gpu)))
-        for variant in variants
-    ]
+    groups = [variants] if options.together else [[variant] for variant in variants]
+    return [(group, list(_measurements(options, trace, group, on_gpu))) for group in groups]
 
 
 def _measurements(
-    options: argparse.Namespace, trace: Trace | None, has_spans: bool, on_gpu: bool
+    options: argparse.Namespace, trace: Trace | None, variants: Sequence[str], on_gpu: bool
 ) -> Iterator[Measurement]:
-    yield Measurement("capacity", 0, lambda session: [measure_capacity(session)])
+    have_spans = ["spans" in VARIANTS[variant] for variant in variants]
+    yield Measurement("capacity", 0, lambda *sessions: map(measure_capacity, sessions))
     for bench in options.bench:  # in the order given
         if bench == "throughput":
             samples = options.samples or [1000 if on_gpu else 10]
             if trace:
-                yield from _trace(options, trace, samples, has_spans)
+                yield from _trace(options, trace, samples, have_spans[0])
             else:
                 yield _throughput(samples[0], options.runs)
         elif bench == "ttft":
             size = options.document_tokens or (1000 if on_gpu else 100)
             for count in options.documents or ([10, 30, 100] if on_gpu else [4, 10]):
-                yield _ttft(count, size, options.runs, has_spans)
+                yield _ttft(count, size, options.runs, have_spans)
         else:
             usual = "1x8192,32x8192,64x2048,1x10000:10" if on_gpu else "1x512,1x512:4"
             for case in options.decode or decode_cases(usual):
@@ -86,9 +85,10 @@ def _throughput(samples: int, runs: int) -> Measurement:
     return Measurement("throughput", count_throughput(samples=samples, runs=runs), measure)
 
 
-def _ttft(documents: int, document_tokens: int, runs: int, has_spans: bool) -> Measurement:
+def _ttft(documents: int, document_tokens: int, runs: int, have_spans: list[bool]) -> Measurement:
     measure = partial(measure_ttft, documents=documents, document_tokens=document_tokens, runs=runs)
-    return Measurement("ttft", count_ttft(has_spans=has_spans, runs=runs), measure)
+    prompts = sum(count_ttft(has_spans=has_spans, runs=runs) for has_spans in have_spans)
+    return Measurement("ttft", prompts, measure)
 
 
 def _decode(case: tuple[int, int, int], runs: int) -> Measurement:

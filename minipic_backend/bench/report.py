@@ -44,13 +44,14 @@ def environment(model: str, engine_args: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_table(rows: Sequence[Row], baseline: str | None) -> str:
-    """A line per figure: median, spread, and the ratio to the same case on `baseline`."""
+    """A line per figure: median, spread, and the ratio to the same case on `baseline`; where
+    engines took turns, the paired ratio, too."""
     base = {(row.bench, row.case): row.median for row in rows if row.variant == baseline}
-    cells = [("bench", "case", "engine", "median", "min-max", "unit", f"/ {baseline or '-'}")]
+    cells = [["bench", "case", "engine", "median", "min-max", "unit", f"/ {baseline or '-'}"]]
     for row in rows:
         reference = base.get((row.bench, row.case))
         cells.append(
-            (
+            [
                 row.bench,
                 row.case,
                 row.variant,
@@ -58,9 +59,20 @@ def format_table(rows: Sequence[Row], baseline: str | None) -> str:
                 f"{min(row.values):.4g} - {max(row.values):.4g}",
                 row.unit,
                 f"{row.median / reference:.3f}" if reference else "",
-            )
+            ]
         )
+    if any("paired_ratio" in row.details for row in rows):
+        pairs = [f"paired / {baseline}", *map(_paired, rows)]
+        cells = [[*line, pair] for line, pair in zip(cells, pairs, strict=True)]
     return "\n".join(format_rows(cells))
+
+
+def _paired(row: Row) -> str:
+    if "paired_ratio" not in row.details:
+        return ""
+    other = row.details["paired_with"]
+    of = "" if row.case.endswith(f": {other}") else f" of {other}"
+    return f"{row.details['paired_ratio']:.3f}{of}"
 
 
 def write_json(path: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:

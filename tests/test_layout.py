@@ -510,6 +510,48 @@ def test_the_order_of_documents_and_which_are_late(
         assert [row.preview.strip() for row in fake.rows if row.kind == "span"] == list(spans)
 
 
+some_ranks = st.one_of(st.none(), st.integers(0, 3))
+some_parts = st.one_of(
+    st.builds(Span, st.sampled_from("ABCDE"), some_ranks),
+    st.builds(Span, st.sampled_from("ABCDE"), some_ranks),
+    st.builds(Text, st.sampled_from(["", "\n", " ", "\t \n", "x", " y", "z\n"])),
+)
+some_messages = st.builds(
+    Message, st.sampled_from(["user", "assistant"]), st.lists(some_parts, min_size=1, max_size=6)
+)
+some_prompts = st.one_of(
+    st.lists(some_parts, max_size=8).map(lambda parts: Prompt([Text("s"), *parts])),
+    st.lists(some_messages, min_size=1, max_size=3).map(
+        lambda turns: Prompt.chat([Message("system", "s"), *turns])
+    ),
+)
+
+
+@settings(quick, max_examples=200)
+@given(
+    prompt=some_prompts,
+    late=st.integers(0, 3),
+    best_last=st.booleans(),
+    frame=st.sampled_from(["none", "prefix", "universal"]),
+)
+def test_the_fake_engine_has_the_same_segments(
+    layout: Layout, tokenizer: Any, config: SpanConfig,
+    prompt: Prompt, late: int, best_last: bool, frame: str,
+) -> None:  # fmt: skip
+    """Whatever ranks, in one turn or several, with white space between, with documents twice."""
+    options = {"late": late, "best_last": best_last, "frame": frame}
+    laid_out = layout.lay_out(prompt, resolve_technique("primed", **options))
+    rows = FakeEngine().explain(prompt, **options).rows
+    if laid_out.table is None:
+        assert len(rows) == 1
+        return
+    assert "".join(row.kind[0] for row in rows) == kinds(laid_out)
+    for index, row in enumerate(rows):
+        if row.kind == "span":
+            text = text_of(laid_out, index, tokenizer, config)
+            assert row.preview.strip() == text.strip()
+
+
 @pytest.mark.parametrize("technique", ["block_attention", "epic", "selective"])
 def test_other_techniques_leave_documents_where_they_are(layout: Layout, technique: str) -> None:
     prompt = rag("s", ["first", "second", "third"], "q")

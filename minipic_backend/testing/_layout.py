@@ -7,8 +7,8 @@ border), not its tokens: a token here is a word with the whitespace before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -102,7 +102,7 @@ class FakeLayout:
             prompt = Prompt.chat([Message("system", ""), Message("user", Span(""))])
         if not prompt.spans:
             raise PromptError("This prompt has no documents: put a Span where they will stand")
-        head = _lay_out(prompt, replace(settings, late=0), self._block_size, salt)[0]
+        head = _lay_out(prompt, settings, self._block_size, salt)[0]
         return head.text if head.kind == "prefix" else ""
 
     def _settings(self, options: Mapping[str, Any]) -> tuple[TechniqueSettings, str | None]:
@@ -123,64 +123,72 @@ def _lay_out(
 ) -> list[FakeSegment]:
     """Segments of `prompt`, in order."""
     pieces = list(_pieces(prompt))
-    ranked = sorted(
-        (piece for piece in pieces if isinstance(piece, Span) and piece.rank is not None),
-        key=lambda span: span.rank or 0,
-    )
-    late = ranked[: settings.late] if settings.spans else []
-    if settings.spans and settings.best_last:
-        pieces = _best_last(pieces)
-    spans = [p for p in pieces if isinstance(p, Span) and not any(p is one for one in late)]
-    if not settings.spans or not spans:
+    head, sections = _read_sections(pieces)
+    if not (settings.spans and sections):
         return [FakeSegment("prefix", "prompt", "".join(p.text for p in pieces), 0, None)]
 
-    segments: list[FakeSegment] = []
+    opening = head
+    if settings.frame == "universal":
+        opening = f"<{prompt.messages[0].role}>\n" if prompt.is_chat else ""
     primer = _PRIMER if settings.primer == "auto" else settings.primer or ()
-    prefix, buffer = "", ""
-    for before, piece in zip([None, *pieces], pieces, strict=False):
-        if isinstance(piece, Text):
-            # What separates documents belongs to none of them, late or not.
-            buffer += piece.text.lstrip() if isinstance(before, Span) else piece.text
-        elif any(piece is one for one in late):
-            continue
+    prefix = "\n\n".join([opening, *(primer if settings.frame != "none" else ())])
+    segments: list[FakeSegment] = []
+    if prefix:
+        segments.append(_padded("prefix", "prefix", prefix, block_size, ("prefix", salt, prefix)))
+    rest = head.removeprefix(opening) if opening != head else ""
+    if rest.strip():
+        segments.append(_padded("dependent", "text", rest, block_size, None))
+    frame = None if settings.frame == "none" else prefix
+    for section in sections:
+        is_last = section is sections[-1]
+        late = section.ranked()[: settings.late] if is_last else []
+        places = section.best_last() if settings.best_last else range(len(section.spans))
+        for place in places:
+            if place not in late:
+                span = section.spans[place]
+                segments.append(_span(span.text, span.id, block_size, frame, salt))
+        if is_last:
+            shown = [section.spans[place].text for place in reversed(late)]
+            text = "\n\n".join([*shown, section.text])
+            segments.append(FakeSegment("dependent", "question", text, 0, None))
         else:
-            if not segments:
-                opening = buffer
-                if settings.frame == "universal":
-                    opening = f"<{prompt.messages[0].role}>\n" if prompt.is_chat else ""
-                prefix = "\n\n".join([opening, *primer])
-                if prefix:
-                    key = ("prefix", salt, prefix)
-                    segments.append(_padded("prefix", "prefix", prefix, block_size, key))
-                rest = buffer.removeprefix(opening) if opening != buffer else ""
-                if rest.strip():
-                    segments.append(_padded("dependent", "text", rest, block_size, None))
-            elif buffer.strip():
-                segments.append(_padded("dependent", "text", buffer, block_size, None))
-            frame = None if settings.frame == "none" else prefix
-            segments.append(_span(piece.text, piece.id, block_size, frame, salt))
-            buffer = ""
-    text = "\n\n".join([*(span.text for span in reversed(late)), buffer])
-    return [*segments, FakeSegment("dependent", "question", text, 0, None)]
+            segments.append(_padded("dependent", "text", section.text, block_size, None))
+    return segments
 
 
-def _best_last(pieces: Sequence[Text | Span]) -> list[Text | Span]:
-    """In each run of documents: those without a rank, then the others, the best one last."""
-    ordered: list[Text | Span] = []
-    run: list[Span] = []
+@dataclass
+class _Section:
+    """A run of documents and the text behind it."""
+
+    spans: list[Span]
+    text: str = ""
+
+    def ranked(self) -> list[int]:
+        """Places of the documents that have ranks, the best one first."""
+        ranks = {place: span.rank for place, span in enumerate(self.spans)}
+        return sorted((p for p in ranks if ranks[p] is not None), key=lambda p: ranks[p] or 0)
+
+    def best_last(self) -> list[int]:
+        """Places of those without a rank, then of the others, the best one last."""
+        ranked = self.ranked()
+        return [place for place in range(len(self.spans)) if place not in ranked] + ranked[::-1]
+
+
+def _read_sections(pieces: Iterable[Text | Span]) -> tuple[str, list[_Section]]:
+    """Text before the first document, and the runs behind it. What white space separates
+    documents belongs to none of them."""
+    head = ""
+    sections: list[_Section] = []
     for piece in pieces:
         if isinstance(piece, Span):
-            run.append(piece)
-        elif piece.text.strip() or not run:
-            ordered += [*_in_order(run), piece]
-            run = []
-    return [*ordered, *_in_order(run)]
-
-
-def _in_order(run: Sequence[Span]) -> list[Span]:
-    ranked = [span for span in reversed(run) if span.rank is not None]
-    unranked = [span for span in run if span.rank is None]
-    return unranked + sorted(ranked, key=lambda span: -(span.rank or 0))
+            if not sections or sections[-1].text:
+                sections.append(_Section([]))
+            sections[-1].spans.append(piece)
+        elif sections:
+            sections[-1].text = (sections[-1].text + piece.text).lstrip()
+        else:
+            head += piece.text
+    return head, sections
 
 
 def _span(

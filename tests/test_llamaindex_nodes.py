@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from llama_index.core import PromptTemplate, get_response_synthesizer
+from llama_index.core import PromptTemplate, SummaryIndex, get_response_synthesizer
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import ChatPromptTemplate, RichPromptTemplate
@@ -46,6 +46,11 @@ def synthesize(llm: Any, nodes: Sequence[NodeWithScore], mode: str = "compact", 
     return synthesizer.synthesize("Which?", list(nodes))
 
 
+def laid_out(engine: FakeEngine) -> list[str]:
+    """Labels of the first prompt's segments, but for the prefix."""
+    return [row.label for row in engine.explain(engine.prompts[0]).rows if row.kind != "prefix"]
+
+
 # ---- ranks ----------------------------------------------------------------------------------
 
 
@@ -58,10 +63,25 @@ def test_nodes_are_ranked_by_score_whatever_their_order(mode: str, with_helper: 
     assert [(s.id, s.rank) for s in spans(engine)[0]] == [("n0", 2), ("n1", 0), ("n2", 1)]
 
 
-def test_nodes_without_scores_are_ranked_by_order_behind_the_others() -> None:
+@pytest.mark.parametrize("mode", ["compact", "tree_summarize", "simple_summarize"])
+@pytest.mark.parametrize("with_helper", [False, True])
+def test_nodes_without_scores_stand_as_given(mode: str, with_helper: bool) -> None:
+    """In front of those that have one. A summary index gives a text's parts in their order."""
     llm, engine = model()
-    synthesize(llm, scored(None, None, 0.1))
-    assert [s.rank for s in spans(engine)[0]] == [1, 2, 0]
+    helper = llm.prompt_helper if with_helper else None
+    synthesize(llm, scored(None, None, None), mode, prompt_helper=helper)
+    assert laid_out(engine) == ["n0", "n1", "n2", "question"]
+    llm, engine = model(late=0)
+    synthesize(llm, scored(None, 0.9, None, 0.1), mode)
+    assert [s.rank for s in spans(engine)[0]] == [None, 0, None, 1]
+    assert laid_out(engine) == ["n0", "n2", "n3", "n1", "question"]
+
+
+def test_nodes_of_a_summary_index_stand_as_given() -> None:
+    llm, engine = model()
+    nodes = [one.node for one in scored(*[None] * 4)]
+    SummaryIndex(nodes).as_query_engine(llm=llm, response_mode="tree_summarize").query("What?")
+    assert laid_out(engine) == ["n0", "n1", "n2", "n3", "question"]
 
 
 def test_the_best_node_is_computed_late() -> None:
@@ -87,12 +107,15 @@ def test_a_lone_node_is_not_late(mode: str) -> None:
 
 
 def test_the_synthesizer_may_be_called_without_nodes() -> None:
-    """Texts alone have no scores: their order ranks them."""
+    """Texts alone have no scores, hence no ranks."""
     llm, engine = model()
     helper = llm.prompt_helper
     synthesizer = get_response_synthesizer(llm=llm, prompt_helper=helper)
     synthesizer.get_response("Which?", ["Text one.", "Text two."])
-    assert [(s.text, s.rank) for s in spans(engine)[0]] == [("Text one.", 0), ("Text two.", 1)]
+    assert [(s.text, s.rank) for s in spans(engine)[0]] == [
+        ("Text one.", None),
+        ("Text two.", None),
+    ]
 
 
 # ---- text -----------------------------------------------------------------------------------

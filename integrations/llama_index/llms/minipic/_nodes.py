@@ -74,10 +74,9 @@ def texts_of(nodes: Any) -> list[str]:
     return [text_of(node) for node in nodes]
 
 
-def ranked(nodes: Sequence[NodeText], scores: Iterable[float | None] = ()) -> list[NodeText]:
-    """Nodes with ranks by score, the highest first; without scores, by their order."""
-    known = list(scores)
-    keys = [-score if score is not None else float("inf") for score in known or [None] * len(nodes)]
-    order = sorted(range(len(nodes)), key=keys.__getitem__)  # stable: ties keep their order
-    ranks = {place: rank for rank, place in enumerate(order)}
-    return [replace(node, rank=ranks[place]) for place, node in enumerate(nodes)]
+def ranked(nodes: Sequence[NodeText], scores: Sequence[float | None]) -> list[NodeText]:
+    """Nodes with ranks by score, the highest first. One without a score has no rank: what was not
+    searched for comes in an order of its own, such as that of a text's parts."""
+    known = [(-score, place) for place, score in enumerate(scores) if score is not None]
+    ranks = {place: rank for rank, (_, place) in enumerate(sorted(known))}
+    return [replace(node, rank=ranks.get(place)) for place, node in enumerate(nodes)]

@@ -15,7 +15,7 @@ from llama_index.core.prompts import (
     SelectorPromptTemplate,
 )
 from llama_index.llms.minipic._messages import SpanPoint
-from llama_index.llms.minipic._nodes import NodeText, ranked
+from llama_index.llms.minipic._nodes import NodeText
 from llama_index.llms.minipic._packing import NodeTexts, PackedNodes, mark
 from llama_index.llms.minipic._synthesis import find_nodes
 
@@ -107,8 +107,6 @@ def _marked_messages(messages: Any) -> Any:
         point = next(iter(blocks[index + 1 : index + 2]), None)
         known = point if isinstance(point, SpanPoint) else SpanPoint()
         nodes.append(NodeText(blocks[index].text, known.rank, known.id))
-    if all(node.rank is None for node in nodes):
-        nodes = ranked(nodes)
     marked: list[list[ContentBlock]] = [list(message.blocks) for message in messages]
     for (place, index), node in zip(texts, alone_unranked(nodes), strict=True):
         marked[place][index] = TextBlock(text=mark(node))

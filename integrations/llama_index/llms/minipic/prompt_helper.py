@@ -16,7 +16,7 @@ from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
 from llama_index.core.prompts.prompt_utils import get_empty_prompt_messages
 from llama_index.core.tools import BaseTool
 from llama_index.llms.minipic._messages import span_blocks
-from llama_index.llms.minipic._nodes import NodeText, ranked
+from llama_index.llms.minipic._nodes import NodeText
 from llama_index.llms.minipic._packing import NodeTexts, PackedNodes
 from llama_index.llms.minipic._room import Room
 from llama_index.llms.minipic._spans import SpanMethods
@@ -150,7 +150,7 @@ def _nodes_of(texts: Sequence[str]) -> list[NodeText]:
             for node in (text.nodes if isinstance(text, PackedNodes) else [NodeText(text)])
         ]
     plain = [text for text in texts if text.strip()]
-    return find_nodes(plain) or ranked([NodeText(document_core(text)) for text in plain])
+    return find_nodes(plain) or [NodeText(document_core(text)) for text in plain]
 
 
 def _text(nodes: Sequence[NodeText], llm: LLM | None) -> str:

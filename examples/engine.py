@@ -15,7 +15,7 @@ DOCUMENTS = [
 
 
 def ask(question: str, documents: list[str]) -> Prompt:
-    # `rank`: the caller's order of relevance. The best one is computed in full context, last.
+    # `rank`: the caller's order of relevance. The best one goes last, computed in full context.
     spans = [Span(text, rank=rank) for rank, text in enumerate(documents)]
     return Prompt.chat(
         [

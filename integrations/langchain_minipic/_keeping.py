@@ -66,10 +66,13 @@ class DocumentOptions(BaseModel):
         document_prompt: a template over `page_content` and metadata; default: the content alone.
         document_separator: whitespace between documents.
         ranked: a list's order is an order of relevance, the best first, as retrievers give it;
-            the best may then be computed in full context (`late`). False where it is not.
+            documents may then be put in that order, the best one last (`best_last`), and the best
+            be computed in full context (`late`). False where it is not: parts of a text in its
+            order, say.
         order: "given", or "id": a list is put in the order of the documents' ids (their texts,
             where they have none), so that the same documents give the same prompt and its plain
-            prefix is a hit too. Ranks stay those of the given order.
+            prefix is a hit too. Ranks stay those of the given order, in which technique "primed"
+            puts them again: give the model `best_last=False`, or say `ranked=False` here.
         allow_empty: an empty list reads as nothing. By default it is refused, because a model
             asked to answer from documents invents some where it gets none.
     """

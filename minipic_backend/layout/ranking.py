@@ -1,7 +1,7 @@
 """Which of a prompt's documents matter most to its question, by the words that they share.
 
 For prompts whose documents come without a retriever's order, or with one that is not to be relied
-on: late documents are chosen by rank.
+on: ranks say in which order documents stand, and which are late.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORD = re.compile(r"\w+")
 
 
 def rank_spans(documents: Iterable[str | Span], question: str) -> list[Span]:
-    """Documents as spans, in their order, ranked by the words that they share with the question.
+    """Documents as spans, as given, ranked by the words that they share with the question.
 
         Prompt([Text(system), *rank_spans(documents, question), Text(question)])
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
+from minipic_backend.choices import choose_layout
+from minipic_backend.cli.layout_options import add_layout_options, layout_defaults
 from minipic_backend.cli.messages import parse_prompt
-from minipic_backend.config import (
-    Frame,
-    Offsets,
-    SpanConfig,
-    SpanOptions,
-    Technique,
-    resolve_technique,
-)
+from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError, PromptError
 from minipic_backend.models import resolve_model, tokenizer
 
@@ -29,21 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `minipic explain`."""
     parser.add_argument("model", metavar="MODEL", help="folder or hub name: for its tokenizer")
     parser.add_argument("file", metavar="FILE", help="JSON messages; - for standard input")
-    parser.add_argument("--technique", choices=get_args(Technique), default="primed")
-    parser.add_argument("--frame", choices=get_args(Frame), help="instead of the technique's")
-    parser.add_argument("--late", type=int, metavar="K", help="instead of the technique's")
-    parser.add_argument("--blocks", type=int, metavar="K", help="instead of the technique's")
-    parser.add_argument("--budget", type=float, metavar="SHARE", help="instead of the technique's")
-    parser.add_argument("--no-primer", action="store_true", help="leave the primer out")
-    parser.add_argument(
-        "--see-primer", action="store_true", default=None, help="the question sees the primer, too"
-    )
-    parser.add_argument(
-        "--best-last",
-        action=argparse.BooleanOptionalAction,
-        help="documents in the order of their ranks, or as given; instead of the technique's",
-    )
-    parser.add_argument("--offsets", choices=get_args(Offsets), default="compact")
+    add_layout_options(parser)
     parser.add_argument(
         "--block-size",
         type=int,
@@ -68,17 +49,7 @@ def explain(options: argparse.Namespace) -> Explanation:
     from minipic_backend.layout.markers import choose_markers
     from minipic_backend.layout.prompt_layout import Layout, explain_rows
 
-    settings = resolve_technique(
-        options.technique,
-        frame=options.frame,
-        see_primer=options.see_primer,
-        best_last=options.best_last,
-        late=options.late,
-        blocks=options.blocks,
-        budget=options.budget,
-        primer=False if options.no_primer else None,
-    )
-    span_options = SpanOptions(frame=settings.span_frame, offsets=options.offsets)
+    settings, span_options = choose_layout(layout_defaults(options), {})
     prompt = parse_prompt(_read(options.file))
     loaded = load_tokenizer(options.model)
     markers = choose_markers(loaded)

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from minipic_backend.choices import LAYOUT_DEFAULTS, choose_layout
-from minipic_backend.config import Frame, KeyEncoding, Offsets, Technique
+from minipic_backend.choices import choose_layout
+from minipic_backend.cli.layout_options import add_layout_options, layout_defaults
+from minipic_backend.config import KeyEncoding
 from minipic_backend.engines.launch import engine_arguments, without_vllm
 
 __all__ = ["plugin_names", "serve"]
@@ -35,18 +36,7 @@ def serve(arguments: Sequence[str]) -> int:
         MiniPICError: no vLLM, no such model, or options that do not go together.
     """
     ours, rest = _parser().parse_known_args(list(arguments))
-    layout = {
-        **LAYOUT_DEFAULTS,
-        "technique": ours.technique,
-        "frame": ours.frame,
-        "primer": False if ours.no_primer else None,
-        "see_primer": ours.see_primer,
-        "best_last": ours.best_last,
-        "late": ours.late,
-        "blocks": ours.blocks,
-        "budget": ours.budget,
-        "offsets": ours.offsets,
-    }
+    layout = layout_defaults(ours)
     choose_layout(layout, {})
     os.environ["VLLM_PLUGINS"] = ",".join(plugin_names(os.environ.get("VLLM_PLUGINS")))
     try:
@@ -111,21 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="default on a CPU: 2")
     group = parser.add_argument_group("layout of chats with marks that choose nothing themselves")
-    group.add_argument("--technique", choices=get_args(Technique), default="primed")
-    group.add_argument("--frame", choices=get_args(Frame), help="instead of the technique's")
-    group.add_argument("--late", type=int, metavar="K", help="instead of the technique's")
-    group.add_argument("--blocks", type=int, metavar="K", help="instead of the technique's")
-    group.add_argument("--budget", type=float, metavar="SHARE", help="instead of the technique's")
-    group.add_argument("--no-primer", action="store_true", help="leave the primer out")
-    group.add_argument(
-        "--see-primer", action="store_true", default=None, help="the question sees the primer, too"
-    )
-    group.add_argument(
-        "--best-last",
-        action=argparse.BooleanOptionalAction,
-        help="documents in the order of their ranks, or as given; instead of the technique's",
-    )
-    group.add_argument("--offsets", choices=get_args(Offsets), default="compact")
+    add_layout_options(group)
     return parser
 
 

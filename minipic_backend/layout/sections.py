@@ -89,16 +89,19 @@ def end_line(text: str, encoder: TextEncoder) -> str:
 def best_last(documents: Sequence[Document]) -> list[Document]:
     """Unranked documents in the order given, then the ranked ones, the best one last; of equal
     ranks, the one given first is the better."""
-    unranked = [document for document in documents if document.span.rank is None]
+    return [one for one in documents if one.span.rank is None] + _ranked(documents)
+
+
+def late_documents(documents: Sequence[Document], count: int) -> list[Document]:
+    """The `count` best-ranked documents, the best one last."""
+    ranked = _ranked(documents)
+    return ranked[max(len(ranked) - count, 0) :]
+
+
+def _ranked(documents: Sequence[Document]) -> list[Document]:
     ranked = [
         (document.span.rank, index, document)
         for index, document in enumerate(documents)
         if document.span.rank is not None
     ]
-    return unranked + [document for _, _, document in sorted(ranked, reverse=True)]
-
-
-def late_documents(documents: Sequence[Document], count: int) -> list[Document]:
-    """The `count` best-ranked documents, the best one last."""
-    ranked = [document for document in best_last(documents) if document.span.rank is not None]
-    return ranked[max(len(ranked) - count, 0) :]
+    return [document for _, _, document in sorted(ranked, reverse=True)]

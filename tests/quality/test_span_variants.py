@@ -29,14 +29,23 @@ def script() -> Any:
     return module
 
 
+PASSAGES = invented_passages(40)
+THREE = make_questions(PASSAGES, kinds=["year"], count=1, documents=3)[0]
+
+
+@pytest.fixture(scope="module")
+def caches(script: Any) -> Any:
+    """With the documents of `THREE` as pool."""
+    form = PromptForm()
+    model = str(ensure_smollm2(progress=False))
+    pool = [form.show(passage) for passage in THREE.documents]
+    return script.Caches(model, form, primer_choices(PASSAGES, form.show), pool)
+
+
 def test_a_lone_document_behind_the_prefix_is_full_attention(
-    script: Any, monkeypatch: pytest.MonkeyPatch
+    script: Any, caches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form, passages = PromptForm(), invented_passages(40)
-    caches = script.Caches(
-        str(ensure_smollm2(progress=False)), form, primer_choices(passages, form.show)
-    )
-    (question,) = make_questions(passages, kinds=["year"], count=1, documents=1)
+    (question,) = make_questions(PASSAGES, kinds=["year"], count=1, documents=1)
     chosen = ("isolated", "prefix", "copy2", "copy2 hidden", "prefix, 1 late")
     monkeypatch.setattr(script, "VARIANTS", {name: script.VARIANTS[name] for name in chosen})
     found = script.measure(caches, question, 3)
@@ -50,20 +59,12 @@ def test_a_lone_document_behind_the_prefix_is_full_attention(
 
 
 def test_documents_behind_what_they_stand_behind_are_full_attention(
-    script: Any, monkeypatch: pytest.MonkeyPatch
+    script: Any, caches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the prompt's own documents as pool, each behind those in front of it."""
-    form, passages = PromptForm(), invented_passages(40)
-    (question,) = make_questions(passages, kinds=["year"], count=1, documents=3)
-    caches = script.Caches(
-        str(ensure_smollm2(progress=False)),
-        form,
-        primer_choices(passages, form.show),
-        [form.show(passage) for passage in question.documents],
-    )
+    """The pool is the prompt's own documents: each stands behind those in front of it."""
     chosen = ("as many passages as in full", "prefix", "own passage", "copy2 hidden, near")
     monkeypatch.setattr(script, "VARIANTS", {name: script.VARIANTS[name] for name in chosen})
-    found = script.measure(caches, question, 3)
+    found = script.measure(caches, THREE, 3)
     # but for the gap in positions, which hidden passages leave between prefix and documents
     assert abs(found["as many passages as in full"][0]) < found["prefix"][0] / 4
     assert len({found[name][0] for name in chosen}) == len(chosen)

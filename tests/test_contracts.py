@@ -151,6 +151,17 @@ CALLABLES: dict[str, list[str] | None] = {
     ],
     "v1.worker.gpu.cudagraph_utils.ModelCudaGraphManager.capture": None,
     "v1.worker.gpu.cudagraph_utils.ModelCudaGraphManager.run_fullgraph": ["self", "desc"],
+    "v1.worker.gpu.cudagraph_utils.ModelCudaGraphManager.dispatch": [
+        "self", "num_reqs", "num_tokens", "uniform_token_count", "num_active_loras",
+        "max_query_len", "num_ubatches",
+    ],
+    "v1.worker.gpu.cudagraph_utils.BatchExecutionDescriptor": [
+        "cg_mode", "num_tokens", "num_reqs", "uniform_token_count", "max_query_len",
+        "num_active_loras", "num_ubatches",
+    ],
+    "v1.worker.gpu.cudagraph_utils.ModelCudaGraphManager._resolve_effective_loras": [
+        "self", "num_active_loras",
+    ],
     "v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder.build": [
         "self", "common_prefix_len", "common_attn_metadata", "fast_build",
     ],

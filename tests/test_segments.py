@@ -301,6 +301,15 @@ def test_tokens_behind_a_lone_span_are_steady_from_the_first_generated_one() -> 
     assert parse(USUAL).steady_from == 20
 
 
+def test_from_where_on_all_is_dependent() -> None:
+    assert parse(USUAL).dependent_from == 20
+    assert parse([SSEP, A, A, A, A]).dependent_from == 5
+    two = [*[A] * 4, SSEP, A, A, A, PDEP, A, A, A, PDEP, A]
+    assert parse(two).dependent_from == 8
+    between = [*[A] * 4, PDEP, A, A, A, SSEP, A, A, A, PDEP, A]
+    assert parse(between).dependent_from == 12
+
+
 @given(prompts(), all_options, st.data())
 def test_any_marker_put_inside_a_block_is_refused_there(
     drawn: Drawn, options: SpanOptions, data: st.DataObject

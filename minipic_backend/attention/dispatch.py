@@ -14,6 +14,10 @@
     copies   the same bytes, read and written once more
 
 The constants are for one H200; `benchmarks/kernels.py` measures what they stand for.
+
+A step of few tokens may be one CUDA graph, whatever its rows are; its kernel is the paged one. The
+host launches it once instead of several kernels a layer, which takes it longer than the device
+needs for them (`suits_graph`).
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ from minipic_backend.attention.unrotated import unrotated_attention
 from minipic_backend.attention.work import WorkPlan, plan_work
 
 __all__ = [
+    "QUESTION_SIZES",
     "PagedWork",
     "SpanWork",
     "graph_work",
@@ -53,6 +58,7 @@ __all__ = [
     "prefers_compact",
     "refresh_graph_work",
     "run_dependent",
+    "suits_graph",
 ]
 
 PAGED_FLOPS = 220e12
@@ -65,6 +71,13 @@ request that sees more stays with the paged kernel."""
 
 MIN_SHARE = 256
 """Keys below which a worker's share is not cut further."""
+
+QUESTION_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)
+"""Tokens of the steps that CUDA graphs are captured for, beside those of decode."""
+
+GRAPH_KEYS = 1 << 16
+"""Keys that the tiles of such a step meet, at most: more, and the paged kernel costs as much as the
+graph saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,23 @@ def prefers_compact(shape: AttentionShape, runs: Sequence[PlacedRun]) -> bool:
     reading = num_keys * _bytes_per_token(shape) / BYTES_PER_SECOND
     compact = max(stock_flops / STOCK_FLOPS, reading) + 2 * reading
     return compact < max(paged_flops / PAGED_FLOPS, reading)
+
+
+def suits_graph(shape: AttentionShape, counts: Sequence[int], starts: Sequence[int]) -> bool:
+    """Whether a step is to be one CUDA graph, with the paged kernel for every row.
+
+    Args:
+        shape: of the layers.
+        counts: tokens of each request.
+        starts: tokens of each in front of them.
+    """
+    num_tokens = sum(counts)
+    if num_tokens > QUESTION_SIZES[-1]:
+        return False
+    block_m = choose_geometry(shape, num_tokens).block_m
+    tiles = (_round_up(count * shape.group, block_m) // block_m for count in counts)
+    keys = (start + count for start, count in zip(starts, counts, strict=True))
+    return sum(t * k for t, k in zip(tiles, keys, strict=True)) <= GRAPH_KEYS
 
 
 def max_compact_keys(shape: AttentionShape, free_bytes: int | None = None) -> int:
@@ -186,36 +216,36 @@ def run_dependent(
 
 
 def graph_work(
-    max_num_reqs: int,
+    shape: AttentionShape,
+    max_rows: int,
     device: torch.device,
     *,
     max_query_len: int = 1,
-    unrotated: bool,
-    num_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    block_size: int,
-    itemsize: int = 2,
 ) -> SpanWork:
-    """Buffers at fixed addresses for decode batches of up to `max_num_reqs` requests.
+    """Buffers at fixed addresses for batches of up to `max_rows` tokens, and as many rows.
 
     `refresh_graph_work` fills them before a CUDA graph is captured or replayed.
+
+    Args:
+        shape: of the layers.
+        max_rows: rows and tokens of a batch, at most.
+        device: of the tensors.
+        max_query_len: queries of a row, at most.
     """
-    shape = AttentionShape(num_heads, num_kv_heads, head_size, block_size, itemsize, unrotated)
     geometry = choose_geometry(shape, max_query_len)
-    plan = _allocate(shape, geometry, max_num_reqs, max_num_reqs * max_query_len, device)
+    plan = _allocate(shape, geometry, max_rows, max_rows, device)
     nothing = torch.zeros(0, dtype=torch.int32, device=device)
     rows = QueryRows(nothing, nothing, nothing, nothing[None], max_query_len, 0)
     segments = RowSegments(nothing, nothing, nothing, nothing, nothing, nothing)
-    return SpanWork((PagedWork(rows, segments, plan, geometry),), (), unrotated)
+    return SpanWork((PagedWork(rows, segments, plan, geometry),), (), shape.unrotated)
 
 
 def refresh_graph_work(work: SpanWork, rows: QueryRows, segments: RowSegments) -> SpanWork:
-    """Plans a decode batch inside the buffers of `work`: equal batch sizes, equal addresses.
+    """Plans a batch inside the buffers of `work`, whose addresses stay.
 
     Args:
         work: of `graph_work`.
-        rows: at fixed addresses; padded rows have no queries.
+        rows: with a block table at a fixed address; padded rows have no queries.
         segments: at fixed addresses.
     """
     (part,) = work.paged

@@ -43,7 +43,7 @@ from minipic_backend.attention.rows import PlacedRun, Run
 from minipic_backend.attention.sequences import context_sequences
 from minipic_backend.attention.warmup import warm_up
 from minipic_backend.plugin.cuda_graphs import GraphRows
-from minipic_backend.plugin.cuda_state import SpanBatch
+from minipic_backend.plugin.cuda_state import GraphKind, SpanBatch
 from minipic_backend.plugin.enable import span_config
 from minipic_backend.spans.segments import SegmentKind
 
@@ -83,8 +83,8 @@ class SpanFlashBackend(FlashAttentionBackend):
 class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
     """Builds vLLM's metadata, and ours from the `SpanBatch` that the model state hands over.
 
-    `graph_rows` is set by the runner while it captures the graphs of batches with spans, and
-    `max_copied_keys` lowered where little memory is left.
+    `graph_rows` is set by the runner, `captures` while it captures the graphs of batches with
+    spans, and `max_copied_keys` is lowered where little memory is left.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +102,7 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         self.max_copied_keys = 0 if is_fp8 else max_compact_keys(self.shape)
         self.max_sequences: int = self.vllm_config.scheduler_config.max_num_seqs
         self.graph_rows: GraphRows | None = None
-        self.captures_spans = False
+        self.captures: GraphKind | None = None
 
     def build(
         self,
@@ -112,15 +112,16 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         spans: SpanBatch | None = None,
     ) -> FlashAttentionMetadata:
         common = common_attn_metadata
-        if spans is None and not self.captures_spans:
-            return super().build(common_prefix_len, common, fast_build)
-        if self.captures_spans or (spans is not None and spans.for_graph):
+        graph = self.captures if spans is None else spans.graph
+        if graph is not None:
             assert self.graph_rows is not None
-            metadata = _widen(super().build(0, common, fast_build))
+            # No query is FlashAttention's: it needs no schedule made ahead.
+            metadata = _widen(super().build(0, common, fast_build=True))
             metadata.context_queries = torch.empty(0, dtype=torch.int64, device=self.device)
-            metadata.work = self.graph_rows.work(common, spans)
+            metadata.work = self.graph_rows.work(graph, common, spans)
             return metadata
-        assert spans is not None
+        if spans is None:
+            return super().build(common_prefix_len, common, fast_build)
         return self._build_mixed(common, spans, fast_build)
 
     def _build_mixed(
@@ -128,12 +129,9 @@ class SpanFlashMetadataBuilder(FlashAttentionMetadataBuilder):
     ) -> SpanFlashMetadata:
         context: list[PlacedRun] = []
         others: list[PlacedRun] = []
-        for request, runs in enumerate(spans.runs):
-            query = int(spans.query_start[request])
-            for run in runs:
-                is_context = run.kind is not SegmentKind.DEPENDENT and not self.is_unrotated
-                (context if is_context else others).append(PlacedRun(request, query, run))
-                query += run.num_tokens
+        for placed in spans.placed():
+            is_context = placed.run.kind is not SegmentKind.DEPENDENT and not self.is_unrotated
+            (context if is_context else others).append(placed)
         in_place = bool(others) and _STAND_IN_RATIO * _num_tokens(others) <= _num_tokens(context)
         if in_place:
             stand_ins = [_stand_in(placed, self.block_size) for placed in others]

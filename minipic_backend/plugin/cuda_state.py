@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,13 +13,19 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelSpecificAttnMetadata
 
-from minipic_backend.attention.rows import Run, split_runs
+from minipic_backend.attention.dispatch import suits_graph
+from minipic_backend.attention.geometry import AttentionShape
+from minipic_backend.attention.rows import PlacedRun, Run, split_runs
 from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError
 from minipic_backend.plugin.hasher import worker_segments
 from minipic_backend.spans.segments import SegmentTable
 
-__all__ = ["SpanBatch", "SpanModelState"]
+__all__ = ["GraphKind", "SpanBatch", "SpanModelState"]
+
+GraphKind = Literal["decode", "question"]
+"""FULL CUDA graphs for batches with spans: one query a request, or few queries in rows of any
+length."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +35,24 @@ class SpanBatch:
     Args:
         runs: of each request in batch order, the runs of its scheduled tokens.
         query_start: [num_reqs + 1], first query of each request in the batch.
-        for_graph: one query a request, to be replayed as a FULL CUDA graph.
+        graph: the kind of FULL CUDA graph that serves it, if one does.
         key: equal for batches with equal `runs` apart from token indices; None: never equal.
     """
 
     runs: tuple[tuple[Run, ...], ...]
     query_start: NDArray[np.int32]
-    for_graph: bool
+    graph: GraphKind | None
     key: tuple[Any, ...] | None
+
+    def placed(self) -> list[PlacedRun]:
+        """All runs, in the order of their queries."""
+        result = []
+        for request, runs in enumerate(self.runs):
+            query = int(self.query_start[request])
+            for run in runs:
+                result.append(PlacedRun(request, query, run))
+                query += run.num_tokens
+        return result
 
 
 class _SpanAttnMetadata(ModelSpecificAttnMetadata):
@@ -89,6 +106,41 @@ class SpanModelState(DefaultModelState):
         tables = self.span_tables
         return sum(tables[i].max_seen if i in tables else 1 for i in req_ids)
 
+    def suits_question_graph(
+        self,
+        req_ids: Sequence[str],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        shape: AttentionShape,
+        capacity: int,
+    ) -> bool:
+        """Whether a batch with spans may be one graph though it is no batch of decodes.
+
+        With `span_local` only where nothing but dependent tokens and decodes is computed: the rest
+        is stock attention's.
+
+        Args:
+            req_ids: of the batch.
+            starts: tokens of each request that are computed already.
+            counts: tokens of each to be computed; not all one.
+            shape: of the layers.
+            capacity: ranges of tokens that all rows together may see.
+        """
+        if max(counts) == 1 or not suits_graph(shape, counts, starts):
+            return False
+        tables = [self.span_tables.get(req_id) for req_id in req_ids]
+        if self.span_config.key_encoding != "unrotated":
+            for table, start, count in zip(tables, starts, counts, strict=True):
+                if count > 1 and (table is None or start < table.dependent_from):
+                    return False
+        # A row is a run inside of a segment, and segments are whole blocks.
+        size = self.span_config.block_size
+        most = (
+            1 if table is None else table.max_seen * (count // size + 2)
+            for table, count in zip(tables, counts, strict=True)
+        )
+        return sum(most) <= capacity
+
     def prepare_attn(
         self,
         input_batch: Any,
@@ -122,8 +174,11 @@ class SpanModelState(DefaultModelState):
         tables = [self.span_tables.get(req_id) for req_id in req_ids]
         starts = input_batch.num_computed_tokens_np.tolist()
         counts = input_batch.num_scheduled_tokens.tolist()
-        key: tuple[Any, ...] | None = None
+        graph: GraphKind | None = None
         if is_full:
+            graph = "decode" if max(counts) == 1 else "question"
+        key: tuple[Any, ...] | None = None
+        if graph == "decode":
             steady = all(
                 table is None or start >= table.steady_from
                 for table, start in zip(tables, starts, strict=False)
@@ -137,7 +192,7 @@ class SpanModelState(DefaultModelState):
             for table, start, count in zip(tables, starts, counts, strict=False)
         )
         query_start = input_batch.query_start_loc_np[: len(req_ids) + 1]
-        return SpanBatch(runs, query_start, is_full, key)
+        return SpanBatch(runs, query_start, graph, key)
 
     def _shift_positions(
         self, input_batch: Any, tables: list[Any], starts: list[int], key: tuple[Any, ...] | None

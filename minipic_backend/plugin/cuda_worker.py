@@ -12,6 +12,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from minipic_backend.attention.dispatch import max_compact_keys
+from minipic_backend.attention.geometry import AttentionShape
 from minipic_backend.attention.rotary import Rotary
 from minipic_backend.config import SpanConfig
 from minipic_backend.errors import ConfigurationError
@@ -58,6 +59,7 @@ class SpanGPUModelRunner(GPUModelRunner):
     cudagraph_manager: Any
     span_config: SpanConfig
     span_capacity: int
+    span_shapes: set[AttentionShape]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self.span_config = check_config(self.vllm_config)
@@ -95,6 +97,7 @@ class SpanGPUModelRunner(GPUModelRunner):
             builder.graph_rows = GraphRows(
                 self.max_num_reqs, self.span_capacity, self.device, builder.shape
             )
+        self.span_shapes = {builder.shape for builder in builders}
         self.cudagraph_manager = SpanCudaGraphManager.adopt(self.cudagraph_manager, builders)
         return result
 
@@ -138,7 +141,20 @@ class SpanGPUModelRunner(GPUModelRunner):
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
         spans = state is not None and self.model_state.has_spans(state.req_ids)
         if self.cudagraph_manager is not None:
-            self.cudagraph_manager.select(spans=spans)
+            questions = spans and uniform is None and self._suits_question_graph(state)
+            self.cudagraph_manager.select(spans=spans, questions=questions)
         if spans and self.model_state.num_segments(state.req_ids) > self.span_capacity:
             uniform = None  # no FULL graph for this step
         return state, uniform
+
+    def _suits_question_graph(self, state: Any) -> bool:
+        return all(
+            self.model_state.suits_question_graph(
+                state.req_ids,
+                self.req_states.num_computed_tokens_np[state.idx_mapping_np].tolist(),
+                state.num_scheduled_tokens.tolist(),
+                shape,
+                self.span_capacity,
+            )
+            for shape in self.span_shapes
+        )

@@ -172,6 +172,14 @@ class SegmentTable:
         return self.num_prompt_tokens if is_span else self.last.start
 
     @property
+    def dependent_from(self) -> int:
+        """The token from which on all belong to dependent segments; generated ones do."""
+        for segment in reversed(self.segments):
+            if segment.kind is not SegmentKind.DEPENDENT:
+                return segment.end
+        return 0
+
+    @property
     def generated_position(self) -> int:
         """Logical (and cached) position of the first generated token."""
         return self.last.offset + self.last.num_tokens - self.last.num_pads

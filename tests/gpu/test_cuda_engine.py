@@ -284,6 +284,58 @@ def test_mixed_batch_equals_alone(rig: Rig) -> None:
     assert mean_kl(alone, together) < RUNS_KL
 
 
+def test_questions_are_one_graph(rig: Rig, reference: Reference, monkeypatch: Any) -> None:
+    """A question behind cached documents replays one graph, alone and beside others and decodes,
+    and says what it says without it, and what the reference says."""
+    manager, runner = rig.driver.call(
+        lambda llm: llm.collective_rpc(
+            lambda worker: (worker.model_runner.cudagraph_manager, worker.model_runner)
+        )[0]
+    )
+    replayed: list[int] = []
+    run = type(manager).run_fullgraph
+
+    def note(desc: Any) -> Any:
+        if desc.uniform_token_count is None:
+            replayed.append(desc.num_tokens)
+        return run(manager, desc)
+
+    monkeypatch.setattr(manager, "run_fullgraph", note)
+    options = SpanOptions()
+    rig.reset()
+    prompts = [prompt(rig, order) for order in ORDERS]
+    tables = [parse_segments(ids, rig.config, options) for ids in prompts]
+    for ids in prompts:
+        rig.run(ids, options)
+
+    def ask() -> list[Any]:
+        replayed.clear()
+        alone = [rig.run(ids, options)[1] for ids in prompts]
+        busy = rig.submit(prompts[0], options, 60)
+        handles = [rig.submit(ids, options) for ids in prompts]
+        together = [rig.read(handle)[1] for handle in handles]
+        rig.read(busy)
+        return alone + together
+
+    with_graphs = ask()
+    sizes = list(replayed)
+    monkeypatch.setattr(runner, "_suits_question_graph", lambda state: False)
+    without = ask()
+    assert replayed == []
+    print("question graphs", sizes)
+    assert bool(sizes) is bool(manager.question_descs)
+    assert bool(sizes) is not rig.driver.llm.vllm_config.model_config.enforce_eager
+    if sizes:  # each prompt alone, and at least one step of several
+        num_left = [len(ids) % SIZE for ids in prompts]
+        assert len(sizes) >= len(prompts) + 1
+        assert all(size >= left for size, left in zip(sizes, num_left, strict=False))
+    for ids, table, one, two in zip(prompts * 2, tables * 2, with_graphs, without, strict=True):
+        want = reference.logits(ids, table)[-1].double().log_softmax(-1)
+        print(f"KL with graph {kl(want, one):.2e}, without {kl(want, two):.2e}")
+        assert kl(want, one) < REFERENCE_KL
+    assert mean_kl(without, with_graphs) < RUNS_KL
+
+
 def test_decode_follows_the_reference(rig: Rig, reference: Reference) -> None:
     """32 greedy tokens, through FULL graphs where there are any: each must be the reference's
     choice, or within what bf16 may turn."""

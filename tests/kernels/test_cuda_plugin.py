@@ -6,6 +6,7 @@ vLLM's own FlashAttention is not called here; `tests/gpu` holds the whole agains
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,14 +122,14 @@ def builder(monkeypatch: pytest.MonkeyPatch, device: str) -> Any:
     new.block_size = SIZE
     new.is_unrotated = False
     new.max_copied_keys = 10**6
-    new.captures_spans = False
+    new.captures = None
     new.max_sequences = 4
     new.shape = AttentionShape(4, 2, 32, SIZE, itemsize=4)
 
     new.fast = []
 
-    def build(self: Any, prefix: int, common: Any, fast: bool = False) -> Any:
-        self.fast.append(fast)
+    def build(self: Any, prefix: int, common: Any, fast_build: bool = False) -> Any:
+        self.fast.append(fast_build)
         return cuda_attention.FlashAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -251,7 +252,7 @@ def test_graph_rows_are_rewritten_only_when_the_batch_changes(
     for step in range(3):
         batch = input_batch(["spans", "plain"], [at + step, 20 + step], [1, 1])
         spans = state._span_batch(batch, is_full=True)
-        work = rows.work(common([at + step, 20 + step], [1, 1], device), spans)
+        work = rows.work("decode", common([at + step, 20 + step], [1, 1], device), spans)
         (part,) = work.paged
         assert part.segments.first.tolist() == [0, 4]
         assert part.segments.last.tolist() == [4, 5]
@@ -259,6 +260,240 @@ def test_graph_rows_are_rewritten_only_when_the_batch_changes(
         assert address in (None, part.segments.start.data_ptr())
         address = part.segments.start.data_ptr()
     assert filled == [2]
+    question = state._span_batch(input_batch(["spans"], [80], [11]), is_full=True)
+    rows.work("question", common([80], [11], device), question)
+    batch = input_batch(["spans", "plain"], [at + 3, 23], [1, 1])
+    again = state._span_batch(batch, is_full=True)
+    assert again.key == spans.key
+    (part,) = rows.work("decode", common([at + 3, 23], [1, 1], device), again).paged
+    assert part.segments.last.tolist() == [4, 5]
+    assert part.segments.shift[:5].tolist() == [0, 0, 21, 0, 0]
+    assert filled == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("names", "starts", "counts"),
+    [
+        (["spans"], [80], [11]),
+        (["spans"], [84], [5]),
+        (["plain", "spans"], [20, 80], [1, 11]),
+        (["spans", "plain"], [86, 50], [5, 1]),
+        (["chat"], [80], [16 + 7]),  # two dependent segments, and so two rows
+        (["chat", "spans", "plain"], [85, 80, 9], [16 + 2, 4, 1]),
+    ],
+)
+@pytest.mark.parametrize("key_encoding", ["span_local", "unrotated"])
+def test_a_question_graph_gives_what_separate_kernels_give(
+    state: cuda_state.SpanModelState,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    names: list[str],
+    starts: list[int],
+    counts: list[int],
+    key_encoding: str,
+) -> None:
+    """One batch after another in the buffers of one graph, padded to its size."""
+    monkeypatch.setattr(dispatch, "prefers_compact", lambda *_: False)
+    torch.manual_seed(0)
+    chat = [*padded(PROMPT, 5), 4, *range(90, 100)]
+    state.span_tables["chat"] = parse_segments(chat, CONFIG, SpanOptions())  # type: ignore[assignment]
+    is_unrotated = key_encoding == "unrotated"
+    shape = AttentionShape(4, 2, 32, SIZE, itemsize=4, unrotated=is_unrotated)
+    rows = cuda_graphs.GraphRows(4, 64, torch.device(device), shape)
+    cache = torch.randn(32, 2, SIZE, 64, device=device)
+    impl = impl_for(monkeypatch, "auto", device)
+    layer = SimpleNamespace(**dict.fromkeys(FP8_SCALES, 1.0))
+
+    def attention(query: torch.Tensor, batch: Any, spans: Any) -> torch.Tensor:
+        new = builder(monkeypatch, device)
+        new.shape, new.is_unrotated, new.graph_rows = shape, is_unrotated, rows
+        metadata = new.build(0, batch, spans=spans)
+        out = torch.full_like(query, torch.nan)
+        impl.forward(layer, query, None, None, cache, metadata, out)
+        return out
+
+    def forward(
+        self: Any, layer: Any, q: Any, k: Any, v: Any, kv: Any, data: Any, out: Any
+    ) -> None:
+        key_cache, value_cache = self._split(kv)
+        naive_varlen_attention(
+            q=q, k=key_cache, v=value_cache, cu_seqlens_q=data.query_start_loc,
+            max_seqlen_q=data.max_query_len, seqused_k=data.seq_lens,
+            max_seqlen_k=data.max_seq_len, block_table=data.block_table,
+            softmax_scale=self.scale, causal=True, softcap=0.0, out=out,
+        )  # fmt: skip
+
+    monkeypatch.setattr(cuda_attention.FlashAttentionImpl, "forward", forward)
+    num_tokens, size = sum(counts), 48
+    for shift in (0, 1):  # the second batch finds what the first has left
+        starts = [start + shift for start in starts]
+        batch = common(starts, counts, device)
+        batch = batch.replace(block_table_tensor=batch.block_table_tensor - 100)
+        query = torch.randn(size, 4, 32, device=device)
+        apart = state._span_batch(input_batch(names, starts, counts), is_full=False)
+        assert apart.graph is None
+        wanted = attention(query[:num_tokens], batch, apart)
+        spans = state._span_batch(input_batch(names, starts, counts), is_full=True)
+        assert spans.graph == "question"
+        pads = 4 - len(names)
+        loc = torch.nn.functional.pad(batch.query_start_loc, (0, pads), value=num_tokens)
+        full = batch.replace(
+            num_actual_tokens=size,
+            num_reqs=4,
+            query_start_loc=loc,
+            seq_lens=torch.nn.functional.pad(batch.seq_lens, (0, pads)),
+            block_table_tensor=torch.nn.functional.pad(batch.block_table_tensor, (0, 0, 0, pads)),
+        )
+        got = attention(query, full, spans)
+        assert got[num_tokens:].isnan().all()  # nobody's rows are left alone
+        assert (got[:num_tokens] - wanted).abs().max() < 1e-5
+
+
+def test_a_dummy_batch_of_a_question_graph_is_planned(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """What is captured: as many tokens as the graph has, in fewer requests than rows."""
+    new = builder(monkeypatch, device)
+    new.graph_rows = cuda_graphs.GraphRows(4, 64, torch.device(device), new.shape)
+    new.captures = "question"
+    metadata = new.build(0, common([0, 0], [8, 8], device))
+    (part,) = metadata.work.paged
+    assert part.plan.items[:16, 2].tolist() == [1] * 16
+    assert part.rows.block_table.data_ptr() == new.graph_rows._block_table.data_ptr()
+    new.captures = None
+    assert not hasattr(new.build(0, common([0], [3], device)), "work")
+
+
+@pytest.mark.parametrize(
+    ("names", "starts", "counts", "local", "unrotated"),
+    [
+        (["spans"], [80], [11], True, True),
+        (["spans"], [79], [12], False, True),  # the last pad of a span
+        (["plain", "spans"], [20, 80], [1, 11], True, True),
+        (["plain", "spans"], [20, 80], [2, 11], False, True),  # a chunk of an ordinary prompt
+        (["spans", "plain"], [91, 50], [1, 1], False, False),  # decodes have graphs of their own
+        (["spans"], [80], [300], False, False),
+    ],
+)
+def test_question_graphs_are_for_questions(
+    state: cuda_state.SpanModelState,
+    names: list[str],
+    starts: list[int],
+    counts: list[int],
+    local: bool,
+    unrotated: bool,
+) -> None:
+    shape = AttentionShape(4, 2, 32, SIZE)
+    for encoding, wanted in (("span_local", local), ("unrotated", unrotated)):
+        state.span_config = replace(CONFIG, key_encoding=encoding)  # type: ignore[arg-type]
+        assert state.suits_question_graph(names, starts, counts, shape, 64) is wanted
+    assert not state.suits_question_graph(["spans"], [80], [11], shape, 7)
+
+
+@pytest.mark.parametrize("key_encoding", ["span_local", "unrotated"])
+def test_no_question_has_more_ranges_than_a_graph_was_said_to_need(
+    state: cuda_state.SpanModelState, key_encoding: str
+) -> None:
+    """Whatever part of a prompt a step holds."""
+    state.span_config = replace(CONFIG, key_encoding=key_encoding)  # type: ignore[arg-type]
+    shape = AttentionShape(4, 2, 32, SIZE)
+    chat = [*padded(PROMPT, 5), 4, *range(90, 100)]
+    state.span_tables["chat"] = parse_segments(chat, CONFIG, SpanOptions())  # type: ignore[assignment]
+    for start in range(0, len(chat), 3):
+        for count in (2, 17, 40, 90):
+            batch = state._span_batch(input_batch(["chat"], [start], [count]), is_full=True)
+            needed = sum(len(run.seen) for runs in batch.runs for run in runs)
+            asked = (["chat"], [start], [count], shape)
+            assert not state.suits_question_graph(*asked, needed - 1)
+
+
+def manager(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
+    """A graph manager whose parent notes what it captures, and under which circumstances."""
+    from vllm.config.compilation import CUDAGraphMode
+
+    new = object.__new__(cuda_graphs.ModelCudaGraphManager)
+    parallel = {"data_parallel_size": 1, "pipeline_parallel_size": 1} | changes
+    new.vllm_config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**parallel),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=changes.get("most", 2048)),
+    )
+    new.max_num_reqs = changes.get("max_num_reqs", 8)
+    new.lora_capture_cases = changes.get("loras", [0])
+    new._lora_dispatch_map, new._max_lora_case = new._build_lora_dispatch_map()
+    new.graphs, new._candidates, new._graphs_captured = {}, {}, False
+    descs = [
+        cuda_graphs.BatchExecutionDescriptor(CUDAGraphMode.FULL, size, size, uniform_token_count=1)
+        for size in (8, 4, 2, 1)
+    ]
+    new._capture_descs = {CUDAGraphMode.FULL: descs} if changes.get("full", True) else {}
+    new.captured = []
+    builders = [SimpleNamespace(captures=None)]
+
+    def capture(self: Any, progress_bar_desc: str = "") -> None:
+        for desc in self._capture_descs.get(CUDAGraphMode.FULL, []):
+            assert desc not in self.graphs
+            self.graphs[desc] = builders[0].captures
+            self.captured.append((builders[0].captures, desc.num_tokens))
+
+    monkeypatch.setattr(cuda_graphs.ModelCudaGraphManager, "capture", capture)
+    return cuda_graphs.SpanCudaGraphManager.adopt(new, builders)
+
+
+@pytest.mark.parametrize("max_num_reqs", [8, 300])
+def test_the_largest_graph_is_captured_first(
+    monkeypatch: pytest.MonkeyPatch, max_num_reqs: int
+) -> None:
+    """vLLM makes the buffer for hidden states in the size of the first."""
+    new = manager(monkeypatch, max_num_reqs=max_num_reqs)
+    before = new._capture_descs
+    new.capture()
+    assert new.captured[0] == ("question", 256)
+    assert {kind for kind, _ in new.captured} == {None, "decode", "question"}
+    assert new._capture_descs is before
+    assert new.span_builders[0].captures is None
+    assert set(new.stock_graphs.values()) == {None}
+    assert set(new.span_graphs.values()) == {"decode", "question"}
+    assert all(d.num_reqs == min(d.num_tokens, max_num_reqs) for d in new.question_descs)
+
+
+def test_a_step_gets_the_smallest_question_graph_that_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new = manager(monkeypatch, loras=[0, 2])
+    new.select(spans=True, questions=True)
+    assert new.dispatch(1, 50, None, 0).cg_mode.name == "NONE"  # nothing is captured yet
+    new.capture()
+    for num_tokens, size in ((2, 16), (16, 16), (17, 32), (50, 64), (256, 256)):
+        new.select(spans=True, questions=True)
+        for loras, case in ((0, 0), (1, 2), (2, 2)):
+            desc = new.dispatch(1, num_tokens, None, loras)
+            assert (desc.num_tokens, desc.num_active_loras) == (size, case)
+            assert new.graphs[desc] == "question"
+        for choice in ({"spans": True}, {"spans": False}):
+            new.select(**choice)
+            assert new.dispatch(1, num_tokens, None, 0).cg_mode.name == "NONE"
+    new.select(spans=True, questions=True)
+    assert new.dispatch(1, 257, None, 0).cg_mode.name == "NONE"
+    new.span_graphs.clear()
+    assert new.dispatch(1, 50, None, 0).cg_mode.name == "NONE"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"full": False},
+        {"data_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"most": 15},
+    ],
+)
+def test_where_there_are_no_question_graphs(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    new = manager(monkeypatch, **changes)
+    new.capture()
+    assert new.question_descs == []
+    assert "question" not in {kind for kind, _ in new.captured}
 
 
 FP8_SCALES = {"_q_scale_float": 0.5, "_k_scale_float": 0.25, "_v_scale_float": 2.0}

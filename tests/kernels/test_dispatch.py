@@ -15,6 +15,7 @@ from minipic_backend.attention.dispatch import (
     prefers_compact,
     refresh_graph_work,
     run_dependent,
+    suits_graph,
 )
 from minipic_backend.attention.geometry import (
     AttentionShape,
@@ -92,8 +93,12 @@ def test_buffers_of_a_graph_serve_one_batch_after_another(device, encoding):
     end = table.num_prompt_tokens
     heads = Heads()
     work = graph_work(
-        4, torch.device(device), unrotated=encoding == "unrotated", num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads, head_size=heads.head_size, block_size=16, itemsize=4,
+        AttentionShape(
+            heads.num_heads, heads.num_kv_heads, heads.head_size, 16, itemsize=4,
+            unrotated=encoding == "unrotated",
+        ),
+        4,
+        torch.device(device),
     )  # fmt: skip
     addresses = set()
     for step, requests in enumerate(
@@ -112,6 +117,58 @@ def test_buffers_of_a_graph_serve_one_batch_after_another(device, encoding):
         )  # fmt: skip
         assert max_error(batch.out, batch.expected(0.25)) < 1e-5
     assert len(addresses) == 1
+
+
+@pytest.mark.parametrize("size", [16, 48])
+@pytest.mark.parametrize("encoding", ["span_local", "unrotated"])
+def test_buffers_of_a_question_graph_serve_rows_of_any_length(device, encoding, size):
+    """Fewer rows than there is room for, and fewer tokens than the graph has."""
+    table = make_table(16, [18, 3], 9, 16)
+    end = table.num_prompt_tokens
+    heads = Heads()
+    shape = AttentionShape(
+        heads.num_heads, heads.num_kv_heads, heads.head_size, 16, itemsize=4,
+        unrotated=encoding == "unrotated",
+    )  # fmt: skip
+    work = graph_work(shape, size, torch.device(device), max_query_len=size)
+    addresses = set()
+    for step, requests in enumerate(
+        (
+            [Request(table, end - 9, end)],
+            [Request(table, end, end + 1), Request(None, 3, 4), Request(table, end - 5, end)],
+            [Request(table, end - 9, end - 2), Request(table, end + 7, end + 8)],
+        )
+    ):
+        batch = Batch(requests, heads, encoding, device=device, seed=step)
+        batch.out.fill_(torch.nan)
+        current = refresh_graph_work(work, *batch.rows())
+        (part,) = current.paged
+        addresses.add((part.plan.items.data_ptr(), part.plan.pieces.data_ptr()))
+        run_dependent(
+            current, batch.query, batch.key_cache, batch.value_cache, batch.rotary, batch.out,
+            scale=0.25,
+        )  # fmt: skip
+        mine = ~batch.is_pad()
+        assert max_error(batch.out[mine], batch.expected(0.25)[mine]) < 1e-5
+    assert len(addresses) == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "starts", "suits"),
+    [
+        ([50], [10_064], True),
+        ([50], [30_064], True),
+        ([50], [100_064], False),  # reading the keys takes longer than the launches
+        ([256], [2_000], True),
+        ([257], [2_000], False),
+        ([50, 50, 50, 50], [1_200] * 4, True),
+        ([200], [30_000], False),  # too many tiles of queries over them
+        ([50, *[1] * 60], [3_000, *[500] * 60], True),
+        ([50, *[1] * 60], [3_000, *[5_000] * 60], False),
+    ],
+)
+def test_which_steps_are_one_graph(counts, starts, suits):
+    assert suits_graph(LLAMA_8B, counts, starts) is suits
 
 
 def test_a_plan_for_a_varlen_attention_needs_one(device):

@@ -91,8 +91,7 @@ def test_wrong_values_are_told_before_an_engine_starts(
         ("throughput --samples 10,20", "--samples: several only with --trace"),
         ("throughput --trace random --samples 10,20 --reuse 2,3,4", "differ in length"),
         ("ttft --together", "--together: with --compare"),
-        ("ttft decode --together --compare stock", "--together: for `ttft` alone"),
-        ("ttft --together --compare stock --trace random", "--together: for `ttft` alone"),
+        ("throughput --together --compare stock --trace random", "--together: not with --trace"),
         ("decode --model shape:huge", "Unknown shape 'huge'; known: llama-3-8b, tiny"),
     ],
 )

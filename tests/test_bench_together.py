@@ -1,4 +1,4 @@
-"""`minipic bench ttft --together`: turns, ratios within a round, and engines that are closed."""
+"""`minipic bench … --together`: turns, ratios within a round, and engines that are closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 
 from minipic_backend.bench import command
 from minipic_backend.bench.engines import MARKERS, Served
-from minipic_backend.bench.measure import Row, measure_ttft
+from minipic_backend.bench.measure import Row, measure_decode, measure_throughput, measure_ttft
 from minipic_backend.bench.report import format_table
 from minipic_backend.cli import main
 from minipic_backend.errors import EngineError, EngineStartError
@@ -142,6 +142,71 @@ def test_one_engine_alone_has_no_pairs() -> None:
     rows: list[Row] = list(measure_ttft(session, documents=2, document_tokens=20, runs=1))  # type: ignore[arg-type]
     assert all(set(row.details) == {"tokens", "cached"} for row in rows)
     assert "paired" not in format_table(rows, "stock")
+
+
+class SteadySession:
+    """Decodes and prefills at the speed of each round, the first one included that warms up.
+
+    Args:
+        variant: its name.
+        log: where it notes itself, once for each batch.
+        clock: that it moves on; seconds, in a list of one.
+        speeds: of each round: milliseconds of a token, whatever the batch.
+    """
+
+    block_size = 16
+
+    def __init__(
+        self, variant: str, log: list[str], clock: list[float], speeds: Sequence[float]
+    ) -> None:
+        self.variant, self.has_spans = variant, variant != "stock"
+        self._log, self._clock, self._speeds = log, clock, list(speeds)
+        self.batches: list[list[list[int]]] = []
+
+    def reset_cache(self) -> None:
+        assert not self.batches
+
+    def serve(self, prompts: list[list[int]], *, max_tokens: int = 1) -> list[Served]:
+        self._log.append(self.variant)
+        self.batches.append(prompts)
+        step = self._speeds.pop(0) / 1000
+        begin = self._clock[0]
+        times = [begin + step * (1 + token) for token in range(max_tokens)]
+        self._clock[0] = times[-1]
+        return [Served(begin, times, 0) for _ in prompts]
+
+
+@pytest.mark.parametrize("bench", ["decode", "throughput"])
+def test_other_benches_take_turns_too(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    clock = [100.0]
+    monkeypatch.setattr("minipic_backend.bench.measure.time.perf_counter", lambda: clock[0])
+    stock = SteadySession("stock", log, clock, [9, 10, 20, 40])
+    spans = SteadySession("span_local", log, clock, [9, 20, 10, 60])
+    if bench == "decode":
+        made = measure_decode(stock, spans, batch=2, context=200, documents=2, steps=4, runs=3)  # type: ignore[arg-type]
+        milliseconds = [[10, 20, 40], [20, 10, 60]]
+        ratios = [2, 0.5, 1.5]
+    else:
+        made = measure_throughput(stock, spans, samples=5, runs=3)  # type: ignore[arg-type]
+        milliseconds = [[500, 250, 125], [250, 500, 5000 / 60]]  # samples a second
+        ratios = [0.5, 2, 1 / 1.5]
+    first, second = made
+    assert log == ["stock", "span_local", "span_local", "stock"] * 2
+    assert [first.variant, second.variant] == ["stock", "span_local"]
+    assert [list(row.values) for row in (first, second)] == [
+        pytest.approx(values) for values in milliseconds
+    ]
+    assert "paired_ratio" not in first.details
+    assert second.details["paired_ratios"] == pytest.approx(ratios)
+    assert second.details["paired_ratio"] == pytest.approx(sorted(ratios)[1])
+    (line,) = format_table([second], "stock").splitlines()[1:]
+    assert line.endswith(f" {sorted(ratios)[1]:.3f}")
+    marked = [[MARKERS["ssep"] in prompt for prompt in one.batches[-1]] for one in (stock, spans)]
+    assert marked == [[False] * len(stock.batches[-1]), [bench == "decode"] * len(spans.batches[0])]
+    again = stock.batches[1] == stock.batches[0]
+    assert again == (bench == "decode")  # decode goes on behind cached prompts, prefill must not
+    assert stock.batches[0] == spans.batches[0] or bench == "decode"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""`minipic bench throughput|ttft|decode`: engines one after another, or `ttft` on several in turns;
-one table."""
+"""`minipic bench throughput|ttft|decode`: engines one after another, or several in turns; one
+table."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--together",
         action="store_true",
-        help="`ttft` alone: all engines open at once, each round by one after another, and ratios "
-        "within a round; they share out the GPU's memory",
+        help="all engines open at once, each round by one after another, and ratios within a "
+        "round; they share out the GPU's memory; not with --trace",
     )
     parser.add_argument("--runs", type=number, default=3, help="runs of each figure")
     parser.add_argument(
@@ -146,8 +146,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("--reuse and --samples differ in length")
     if num_samples > 1 and not options.trace:
         raise ConfigurationError("--samples: several only with --trace")
-    if options.together and ({*options.bench} != {"ttft"} or options.trace):
-        raise ConfigurationError("--together: for `ttft` alone")
+    if options.together and options.trace:
+        raise ConfigurationError("--together: not with --trace, which needs all of the memory")
     if options.together and not options.compare:
         raise ConfigurationError("--together: with --compare, e.g. --compare stock")
     # A forked engine could not use CUDA once this process has asked for the device.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -66,29 +66,30 @@ def measure_capacity(session: Session) -> Row:
 
 
 def count_throughput(*, samples: int, runs: int) -> int:
-    """Prompts that `measure_throughput` serves."""
+    """Prompts that `measure_throughput` serves on each engine."""
     return samples * (runs + 1)
 
 
-def measure_throughput(
-    session: Session, *, samples: int, runs: int, seed: int = 0
-) -> Iterable[Row]:
-    """Prefill of 2Wiki-shaped ordinary prompts, one token each: samples per second."""
+def measure_throughput(*sessions: Session, samples: int, runs: int, seed: int = 0) -> Iterable[Row]:
+    """Prefill of 2Wiki-shaped ordinary prompts, one token each: samples per second.
+
+    Several engines take turns, as in `measure_ttft`.
+    """
     lengths = wiki_shaped_lengths(samples, seed)
-    values = []
-    for run in range(runs + 1):
-        prompts = RandomPrompts(seed + 1 + run, session.block_size)
+    values: list[list[float]] = [[] for _ in sessions]
+    for run, number in _turns(len(sessions), runs + 1):
+        prompts = RandomPrompts(seed + 1 + run, sessions[number].block_size)
         batch = [prompts.tokens(length) for length in lengths]
         started = time.perf_counter()
-        session.serve(batch)
+        sessions[number].serve(batch)
         if run:  # the first one warms up
-            values.append(samples / (time.perf_counter() - started))
-    details = {"samples": samples, "tokens": sum(lengths)}
-    yield Row("throughput", "no spans", session.variant, "samples/s", tuple(values), details)
+            values[number].append(samples / (time.perf_counter() - started))
+    details = [{"samples": samples, "tokens": sum(lengths)}] * len(sessions)
+    yield from _rows("throughput", "no spans", sessions, "samples/s", values, details)
 
 
 def count_ttft(*, has_spans: bool, runs: int) -> int:
-    """Prompts that `measure_ttft` serves."""
+    """Prompts that `measure_ttft` serves on one engine."""
     return (1 + _HITS) * (2 if has_spans else 1) * (runs + 1)
 
 
@@ -105,13 +106,10 @@ def measure_ttft(
     """
     sources = [RandomPrompts(seed, session.block_size) for session in sessions]
     rounds: list[list[_Round]] = [[] for _ in sessions]
-    order = list(range(len(sessions)))
-    for run in range(runs + 1):
-        for number in order:
-            done = _ttft_round(sessions[number], sources[number], documents, document_tokens)
-            if run:  # the first one warms up
-                rounds[number].append(done)
-        order.reverse()
+    for run, number in _turns(len(sessions), runs + 1):
+        done = _ttft_round(sessions[number], sources[number], documents, document_tokens)
+        if run:  # the first one warms up
+            rounds[number].append(done)
     for number, (session, own) in enumerate(zip(sessions, rounds, strict=True)):
         for name in own[0].ttft_ms:
             values = tuple(ms for one in own for ms in one.ttft_ms[name])
@@ -167,10 +165,24 @@ def _paired(name: str, rounds: list[_Round], base: list[_Round]) -> dict[str, An
     other = _EXACT if name == _WARM and name not in base[0].ttft_ms else name
     if other not in base[0].ttft_ms:
         return {}
-    ratios = [
-        statistics.median(one.ttft_ms[name]) / statistics.median(two.ttft_ms[other])
-        for one, two in zip(rounds, base, strict=True)
+    medians = [
+        [statistics.median(one.ttft_ms[case]) for one in by]
+        for case, by in ((name, rounds), (other, base))
     ]
+    return _pairs(other, *medians)
+
+
+def _turns(engines: int, rounds: int) -> Iterator[tuple[int, int]]:
+    """(round, engine): each engine once a round, the last one of a round first in the next."""
+    order = list(range(engines))
+    for number in range(rounds):
+        yield from ((number, engine) for engine in order)
+        order.reverse()
+
+
+def _pairs(other: str, values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """The ratio of each round, and the median of these ratios; `other`: the base's case."""
+    ratios = [one / two for one, two in zip(values, base, strict=True)]
     return {
         "paired_with": other,
         "paired_ratio": statistics.median(ratios),
@@ -178,14 +190,27 @@ def _paired(name: str, rounds: list[_Round], base: list[_Round]) -> dict[str, An
     }
 
 
+def _rows(
+    bench: str,
+    case: str,
+    sessions: Sequence[Session],
+    unit: str,
+    values: Sequence[Sequence[float]],
+    details: Sequence[Mapping[str, Any]],
+) -> Iterator[Row]:
+    """A row for each engine, paired with the first one's."""
+    for session, own, about in zip(sessions, values, details, strict=True):
+        pairs = _pairs(case, own, values[0]) if own is not values[0] else {}
+        yield Row(bench, case, session.variant, unit, tuple(own), {**about, **pairs})
+
+
 def count_decode(*, batch: int, runs: int) -> int:
-    """Prompts that `measure_decode` serves."""
+    """Prompts that `measure_decode` serves on each engine."""
     return batch * (runs + 1)
 
 
 def measure_decode(
-    session: Session,
-    *,
+    *sessions: Session,
     batch: int,
     context: int,
     documents: int = 0,
@@ -195,10 +220,10 @@ def measure_decode(
 ) -> Iterable[Row]:
     """Milliseconds per step while `batch` requests of `context` tokens decode together.
 
-    The cache is emptied first.
+    Caches are emptied first. Several engines take turns, as in `measure_ttft`.
 
     Args:
-        session: the engine.
+        sessions: the engines.
         batch: requests.
         context: prompt tokens of each.
         documents: spans that the context consists of, on engines that have spans; 0 for none.
@@ -206,24 +231,36 @@ def measure_decode(
         runs: repetitions, on the cached prompts of the first.
         seed: of the prompts.
     """
-    session.reset_cache()
-    source = RandomPrompts(seed, session.block_size)
-    in_spans = documents > 0 and session.has_spans
-    make = _spans(source, context, documents) if in_spans else lambda: source.tokens(context)
-    prompts = [make() for _ in range(batch)]
-    values: list[float] = []
-    for run in range(runs + 1):
-        served = session.serve(prompts, max_tokens=steps)
+    prompts: list[list[list[int]]] = []
+    for session in sessions:
+        session.reset_cache()
+        prompts.append(_decode_prompts(session, batch, context, documents, seed))
+    values: list[list[float]] = [[] for _ in sessions]
+    for run, number in _turns(len(sessions), runs + 1):
+        served = sessions[number].serve(prompts[number], max_tokens=steps)
         if run:
             # From when all decode until the first is done.
             begin = max(one.token_times[0] for one in served)
             end = min(one.token_times[-1] for one in served)
             times = sorted({t for t in served[0].token_times if begin <= t <= end})
             gaps = [1000 * (b - a) for a, b in pairwise(times)]
-            values.append(statistics.median(gaps))
+            values[number].append(statistics.median(gaps))
     case = f"{batch} x {context}" + (f" in {documents} documents" if documents else ", no spans")
-    details = {"steps": steps, "spans": in_spans, "tokens": [len(prompt) for prompt in prompts][:1]}
-    yield Row("decode", case, session.variant, "ms/step", tuple(values), details)
+    details = [
+        {"steps": steps, "spans": documents > 0 and session.has_spans, "tokens": [len(own[0])]}
+        for session, own in zip(sessions, prompts, strict=True)
+    ]
+    yield from _rows("decode", case, sessions, "ms/step", values, details)
+
+
+def _decode_prompts(
+    session: Session, batch: int, context: int, documents: int, seed: int
+) -> list[list[int]]:
+    source = RandomPrompts(seed, session.block_size)
+    if documents and session.has_spans:
+        make = _spans(source, context, documents)
+        return [make() for _ in range(batch)]
+    return [source.tokens(context) for _ in range(batch)]
 
 
 def _spans(source: RandomPrompts, context: int, documents: int) -> Callable[[], list[int]]:

@@ -69,7 +69,7 @@ def _measurements(
             if trace:
                 yield from _trace(options, trace, samples, have_spans[0])
             else:
-                yield _throughput(samples[0], options.runs)
+                yield _throughput(samples[0], options.runs, len(variants))
         elif bench == "ttft":
             size = options.document_tokens or (1000 if on_gpu else 100)
             for count in options.documents or ([10, 30, 100] if on_gpu else [4, 10]):
@@ -77,12 +77,13 @@ def _measurements(
         else:
             usual = "1x8192,32x8192,64x2048,1x10000:10" if on_gpu else "1x512,1x512:4"
             for case in options.decode or decode_cases(usual):
-                yield _decode(case, options.runs)
+                yield _decode(case, options.runs, len(variants))
 
 
-def _throughput(samples: int, runs: int) -> Measurement:
+def _throughput(samples: int, runs: int, engines: int) -> Measurement:
     measure = partial(measure_throughput, samples=samples, runs=runs)
-    return Measurement("throughput", count_throughput(samples=samples, runs=runs), measure)
+    prompts = engines * count_throughput(samples=samples, runs=runs)
+    return Measurement("throughput", prompts, measure)
 
 
 def _ttft(documents: int, document_tokens: int, runs: int, have_spans: list[bool]) -> Measurement:
@@ -91,10 +92,11 @@ def _ttft(documents: int, document_tokens: int, runs: int, have_spans: list[bool
     return Measurement("ttft", prompts, measure)
 
 
-def _decode(case: tuple[int, int, int], runs: int) -> Measurement:
+def _decode(case: tuple[int, int, int], runs: int, engines: int) -> Measurement:
     batch, context, documents = case
     measure = partial(measure_decode, batch=batch, context=context, documents=documents, runs=runs)
-    return Measurement("decode", count_decode(batch=batch, runs=runs), measure)
+    prompts = engines * count_decode(batch=batch, runs=runs)
+    return Measurement("decode", prompts, measure)
 
 
 def _trace(

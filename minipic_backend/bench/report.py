@@ -71,7 +71,7 @@ def _paired(row: Row) -> str:
     if "paired_ratio" not in row.details:
         return ""
     other = row.details["paired_with"]
-    of = "" if row.case.endswith(f": {other}") else f" of {other}"
+    of = "" if row.case == other or row.case.endswith(f": {other}") else f" of {other}"
     return f"{row.details['paired_ratio']:.3f}{of}"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from minipic_backend import RemoteEngine
+from minipic_backend import RemoteEngine, Result
 from minipic_backend.models import ensure_smollm2
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
@@ -41,7 +41,7 @@ def remote(server: ServerProcess) -> Iterator[RemoteEngine]:
         yield engine
 
 
-Place = tuple[str | int, dict[str | int, float]]
+Place = tuple[str | int, Mapping[Any, float]]
 """What was chosen there, and log-probabilities of the likeliest tokens."""
 
 
@@ -64,9 +64,7 @@ def test_documents_are_reused_in_any_order(remote: RemoteEngine) -> None:
     options = {"max_tokens": 16, "temperature": 0.0, "late": 0}
     documents = list(passages()[:6])
     cold, warm = (remote.generate(chat(documents), **options, logprobs=8) for _ in range(2))
-    assert_same_choices(
-        *(list(zip(one.token_ids, one.logprobs, strict=True)) for one in (cold, warm))
-    )
+    assert_same_choices(*(_choices(one) for one in (cold, warm)))
     other = remote.generate(chat(documents[::-1], "And what is that?"), **options)
     # All but the text behind the documents.
     assert other.usage.cached_tokens > 0.8 * other.usage.prompt_tokens
@@ -92,6 +90,12 @@ def test_documents_in_chats_without_a_client_of_ours(server: ServerProcess) -> N
     assert_same_choices(*(_places(answer) for answer in (cold, warm)))
     cached = warm["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached > 0.5 * warm["usage"]["prompt_tokens"]
+
+
+def _choices(result: Result) -> list[Place]:
+    (answer,) = result.completions
+    assert answer.logprobs is not None
+    return list(zip(answer.token_ids, answer.logprobs, strict=True))
 
 
 def _places(answer: dict[str, Any]) -> list[Place]:

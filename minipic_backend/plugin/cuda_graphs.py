@@ -216,28 +216,30 @@ class SpanCudaGraphManager(ModelCudaGraphManager):
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         every = self._capture_descs
-        full = every.get(CUDAGraphMode.FULL, [])
-        sets: list[tuple[GraphKind | None, Any, list[Any]]] = [(None, every, full)]
+        full = every.get(CUDAGraphMode.FULL)
+        sets: list[tuple[GraphKind | None, dict[Any, Any]]] = [(None, every)]
         if full:
-            sets.append(("decode", {CUDAGraphMode.FULL: full}, full))
+            sets.append(("decode", {CUDAGraphMode.FULL: full}))
         if self.question_descs:
-            questions = self.question_descs
-            sets.append(("question", {CUDAGraphMode.FULL: questions}, questions))
-        # All graphs leave their output in one buffer, which the first one makes: the largest.
-        sets.sort(
-            key=lambda one: max((desc.num_tokens for desc in one[2]), default=0), reverse=True
-        )
+            sets.append(("question", {CUDAGraphMode.FULL: self.question_descs}))
+        # All runs of the model leave their output in one buffer, those that only warm up a graph,
+        # of whichever mode, too. The first one makes it: the largest.
+        sets.sort(key=lambda one: _most_tokens(one[1]), reverse=True)
         try:
-            for kind, descs, _ in sets:
+            for kind, descs in sets:
                 self._capture_descs = descs
                 self.select(spans=kind is not None)
                 for builder in self.span_builders:
                     builder.captures = kind
-                if kind is not None:
-                    kwargs["progress_bar_desc"] = f"Capturing CUDA graphs for spans, {kind}"
-                super().capture(*args, **kwargs)
+                own = {"progress_bar_desc": f"Capturing CUDA graphs for spans, {kind}"}
+                super().capture(*args, **(kwargs | own if kind else kwargs))
         finally:
             for builder in self.span_builders:
                 builder.captures = None
             self._capture_descs = every
             self.select(spans=False)
+
+
+def _most_tokens(descs_of_modes: dict[Any, Any]) -> int:
+    every = (desc for descs in descs_of_modes.values() for desc in descs)
+    return max((desc.num_tokens for desc in every), default=0)

@@ -89,7 +89,9 @@ class SpanBlockHasher:
         prompt = request.prompt_token_ids
         if prompt is None:
             return False
-        if has_markers(prompt, self._config):
+        # Where they count: vLLM's front end has refused what has them elsewhere. To look at every
+        # token of a long prompt again would keep an ordinary one waiting.
+        if has_markers(prompt[:: self._config.block_size], self._config):
             return True
         # Options that are wrong without spans are refused where a prompt is read.
         return CONFIG_KEY in (getattr(request.sampling_params, "extra_args", None) or ())

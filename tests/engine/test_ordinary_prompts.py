@@ -17,6 +17,7 @@ from prompts import PromptMaker, join
 from side_by_side import python
 
 from minipic_backend.config import SpanOptions
+from minipic_backend.errors import MalformedSpansError
 
 SCRIPT = Path(__file__).with_name("ordinary_engine.py")
 
@@ -81,6 +82,21 @@ def test_generated_tokens_are_hashed_as_vllm_does(rig: Any, make: PromptMaker) -
         ours.append_output_token_ids(token)
     assert ours.block_hashes == stock.block_hashes
     assert len(ours.block_hashes) == (len(prompt) + len(generated)) // rig.config.block_size
+
+
+def test_a_marker_counts_at_the_start_of_a_block_alone(rig: Any, make: PromptMaker) -> None:
+    """The engine core does not look elsewhere: vLLM's front end has (`test_bad_input.py`)."""
+    text = make.encode("Generators are functions that yield values one at a time. " * 20)
+    size = rig.config.block_size
+    for marker in (rig.config.ssep, rig.config.pdep):
+        for inside in (1, size - 1, size + 1, 3 * size - 1):
+            forged = [*text[:inside], marker, *text[inside + 1 :]]
+            assert rig.block_hashes(forged) == rig.stock_hashes(forged)
+        for start in (size, 3 * size):
+            marked = [*text[:start], rig.config.ssep, *text[start + 1 :], marker]
+            marked += [0] * (-len(text) % size)
+            with pytest.raises(MalformedSpansError):
+                rig.block_hashes(marked)
 
 
 def test_ordinary_batches_never_gather_under_span_local(

@@ -69,6 +69,7 @@ def test_the_engine_options_of_the_quality_bench_reach_the_engine(
         ("throughput --trace random --max-num-seqs 64,", "'': a whole number from 1"),
         ("decode --decode 1x512,8", "'8': BATCHxCONTEXT[:DOCUMENTS]"),
         ("decode --decode 0x512", "'0x512': BATCHxCONTEXT[:DOCUMENTS]"),
+        ("decode --decode 8x116:2,1x115:2", "'1x115:2': 2 documents, and what stands around them"),
         ("decode --graph-sizes 1,-8", "'-8': a whole number from 1"),
         ("cost --document-tokens 10,x", "argument --document-tokens: 'x': a whole number from 1"),
         ("cost --sample 0", "argument --sample: '0': a whole number from 1"),
@@ -92,6 +93,8 @@ def test_wrong_values_are_told_before_an_engine_starts(
         ("throughput --trace random --samples 10,20 --reuse 2,3,4", "differ in length"),
         ("ttft --together", "--together: with --compare"),
         ("throughput --together --compare stock --trace random", "--together: not with --trace"),
+        ("ttft --compare stock --engine stock", "--compare, --engine: each engine once"),
+        ("ttft --engine span_local,span_local", "--compare, --engine: each engine once"),
         ("decode --model shape:huge", "Unknown shape 'huge'; known: llama-3-8b, tiny"),
     ],
 )

@@ -16,6 +16,7 @@ pytest.importorskip("vllm")
 from minipic_backend.bench import command
 from minipic_backend.bench.engines import MARKERS, Served
 from minipic_backend.bench.measure import Row, measure_decode, measure_throughput, measure_ttft
+from minipic_backend.bench.options import decode_cases
 from minipic_backend.bench.report import format_table
 from minipic_backend.cli import main
 from minipic_backend.errors import EngineError, EngineStartError
@@ -209,6 +210,71 @@ def test_other_benches_take_turns_too(bench: str, monkeypatch: pytest.MonkeyPatc
     assert stock.batches[0] == spans.batches[0] or bench == "decode"
 
 
+class WavesSession(SteadySession):
+    """Has room for a few requests at once: the others wait for them."""
+
+    room = 3
+
+    def serve(self, prompts: list[list[int]], *, max_tokens: int = 1) -> list[Served]:
+        waves = [prompts[i : i + self.room] for i in range(0, len(prompts), self.room)]
+        self._speeds = [self._speeds[0]] * len(waves) + self._speeds[1:]
+        return [
+            one
+            for wave in waves
+            for one in super(WavesSession, self).serve(wave, max_tokens=max_tokens)
+        ]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 7])
+def test_a_batch_that_does_not_decode_at_once_is_told(batch: int) -> None:
+    """With several engines at once, each has a part of the memory."""
+    made = measure_decode(
+        SteadySession("stock", [], [0.0], [9, 10]),  # type: ignore[arg-type]
+        WavesSession("span_local", [], [0.0], [9, 20]),  # type: ignore[arg-type]
+        batch=batch,
+        context=200,
+        steps=4,
+        runs=1,
+    )
+    if batch <= WavesSession.room:
+        assert [row.median for row in made] == pytest.approx([10, 20])
+    else:
+        with pytest.raises(EngineError, match=rf"{batch} x 200, no spans: span_local does not"):
+            list(made)
+
+
+@pytest.mark.parametrize("documents", [1, 2, 7])
+def test_the_least_context_of_documents_is_measured(documents: int) -> None:
+    (case,) = decode_cases(f"1x{64 + 50 + documents}:{documents}")
+    session = SteadySession("span_local", [], [0.0], [9, 10])
+    (row,) = measure_decode(
+        session,  # type: ignore[arg-type]
+        batch=case[0],
+        context=case[1],
+        documents=case[2],
+        steps=4,
+        runs=1,
+    )
+    assert session.batches[0][0].count(MARKERS["ssep"]) == documents
+    assert row.details["tokens"] == [len(session.batches[0][0])]
+
+
+def test_details_count_the_tokens_of_each_kind_of_prompt() -> None:
+    session = FakeSession("span_local", [], [{}] * 2, has_spans=True)
+    given: dict[str, int] = {}
+    serve = session.serve
+
+    def noting(prompts: list[list[int]]) -> list[Served]:
+        given[KINDS[session._served]] = len(prompts[0])
+        return serve(prompts)
+
+    session.serve = noting  # type: ignore[method-assign]
+    rows = measure_ttft(session, documents=3, document_tokens=20, runs=1)  # type: ignore[arg-type]
+    found = {row.case.split(": ")[1]: row.details["tokens"] for row in rows}
+    assert found == given
+    assert found["warm spans"] - found["exact prefix, no spans"] == 3 * 12  # pads
+
+
 @pytest.mark.parametrize(
     ("given", "on_gpu", "share"),
     [
@@ -285,7 +351,8 @@ def test_all_engines_are_closed_and_what_was_measured_is_kept(
     given = ["bench", *arguments.split(), "--model", "shape:tiny", "--json", str(target)]
     assert main(given) == status
     assert [driver.closed for driver in engines.made] == [True] * (1 + starts)
-    *before, last = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr()
+    *before, last = printed.err.splitlines()
     assert last.startswith("minipic bench: ")
     assert last.endswith(told)
     if isinstance(outcome, EngineStartError) and not starts:
@@ -300,5 +367,10 @@ def test_all_engines_are_closed_and_what_was_measured_is_kept(
             *["span_local"] * 4,
         ]
         assert rows[-1]["details"]["paired_ratio"] == 1
+        table = printed.out.splitlines()
+        assert len(table) == 2 + len(rows)
+        assert "stock" in table[2]
+        assert "warm spans" in table[-1]
     else:
         assert not target.exists()
+        assert not printed.out

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, get_args
 
 from tqdm import tqdm
@@ -24,7 +24,7 @@ from minipic_backend.bench.options import (
     numbers,
     positive,
 )
-from minipic_backend.bench.plan import plan
+from minipic_backend.bench.plan import Measurement, plan
 from minipic_backend.bench.progress import progress_bar, say
 from minipic_backend.bench.report import environment, format_table, write_json, write_plot
 from minipic_backend.bench.retune import ALLOW
@@ -146,6 +146,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("--reuse and --samples differ in length")
     if num_samples > 1 and not options.trace:
         raise ConfigurationError("--samples: several only with --trace")
+    variants = [*options.compare, *options.engine]
+    if len(set(variants)) < len(variants):
+        raise ConfigurationError("--compare, --engine: each engine once")
     if options.together and options.trace:
         raise ConfigurationError("--together: not with --trace, which needs all of the memory")
     if options.together and not options.compare:
@@ -160,34 +163,53 @@ def run(options: argparse.Namespace) -> int:
     model = options.model or ("shape:llama-3-8b" if on_gpu else _demo_model())
     arguments = _engine_args(options, on_gpu=on_gpu)
     baseline = options.compare[0] if options.compare else None
-    plans = plan(options, [*options.compare, *options.engine], on_gpu=on_gpu)
+    plans = plan(options, variants, on_gpu=on_gpu)
+    # With an engine process on a CPU, vLLM keeps the worker in a third: no way for `retune`.
+    separate = on_gpu or not options.trace
     rows: list[Row] = []
+    about: dict[str, Any] = {}
+    try:
+        with closing(_measure(plans, model, arguments, separate_process=separate)) as measured:
+            for row, about in measured:
+                rows = with_ideal([*rows, row], baseline)
+                if options.json:
+                    write_json(options.json, rows, about)
+    finally:  # a run that is cut short leaves what it has
+        if rows:
+            print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
+            print(format_table(rows, baseline))
+        if rows and options.trace:
+            print(format_trace_table(rows))
+    if options.plot:
+        write_plot(options.plot, rows, model, about)
+    return 0
+
+
+def _measure(
+    plans: Sequence[tuple[Sequence[str], Sequence[Measurement]]],
+    model: str,
+    arguments: dict[str, Any],
+    *,
+    separate_process: bool,
+) -> Generator[tuple[Row, dict[str, Any]], None, None]:
+    """Starts the engines of each plan and measures: figures, and what they were made on."""
     # An engine's start counts as one.
     total = sum(
         len(variants) + sum(one.num_prompts for one in measurements)
         for variants, measurements in plans
     )
-    # With an engine process on a CPU, vLLM keeps the worker in a third: no way for `retune`.
-    separate = on_gpu or not options.trace
     with progress_bar(total) as bar:
         for variants, measurements in plans:
-            with _open(variants, model, arguments, bar, separate_process=separate) as sessions:
+            with _open(
+                variants, model, arguments, bar, separate_process=separate_process
+            ) as sessions:
                 about = environment(model, arguments)
                 for measurement in measurements:
                     bar.set_description(f"{', '.join(variants)}: {measurement.bench}")
                     for row in measurement.measure(*sessions):
-                        rows = with_ideal([*rows, row], baseline)
-                        of = f"{row.variant}, " if options.together else ""
+                        of = f"{row.variant}, " if len(variants) > 1 else ""
                         say(f"  {of}{row.bench} {row.case}: {row.median:.4g} {row.unit}")
-                        if options.json:  # a run that is cut short leaves what it has
-                            write_json(options.json, rows, about)
-    print(f"{about['device']}, vLLM {about['vllm']}, torch {about['torch']}, {model}")
-    print(format_table(rows, baseline))
-    if options.trace:
-        print(format_trace_table(rows))
-    if options.plot:
-        write_plot(options.plot, rows, model, about)
-    return 0
+                        yield row, about
 
 
 @contextmanager

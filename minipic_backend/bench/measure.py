@@ -7,11 +7,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
-from minipic_backend.bench.engines import Session
-from minipic_backend.bench.prompts import RandomPrompts, wiki_shaped_lengths
+from minipic_backend.bench.engines import Served, Session
+from minipic_backend.bench.prompts import (
+    PREFIX_TOKENS,
+    QUESTION_TOKENS,
+    RandomPrompts,
+    wiki_shaped_lengths,
+)
+from minipic_backend.errors import EngineError
 
 __all__ = [
     "Row",
@@ -113,7 +119,8 @@ def measure_ttft(
     for number, (session, own) in enumerate(zip(sessions, rounds, strict=True)):
         for name in own[0].ttft_ms:
             values = tuple(ms for one in own for ms in one.ttft_ms[name])
-            details = {"tokens": own[-1].num_tokens, "cached": own[-1].num_cached[name]}
+            last = own[-1]
+            details = {"tokens": last.num_tokens[name], "cached": last.num_cached[name]}
             if number:
                 details |= _paired(name, own, rounds[0])
             case = f"{documents} x {document_tokens}: {name}"
@@ -122,11 +129,11 @@ def measure_ttft(
 
 @dataclass(slots=True)
 class _Round:
-    """A round of `measure_ttft` on one engine: by case, milliseconds of each prompt, and tokens of
-    the last one that were cached; and tokens of an ordinary prompt."""
+    """A round of `measure_ttft` on one engine: by case, milliseconds of each prompt, tokens of the
+    last one, pads included, and how many of those were cached."""
 
-    num_tokens: int = 0
     ttft_ms: dict[str, list[float]] = field(default_factory=dict)
+    num_tokens: dict[str, int] = field(default_factory=dict)
     num_cached: dict[str, int] = field(default_factory=dict)
 
 
@@ -138,25 +145,29 @@ def _ttft_round(
     def note(name: str, prompt: list[int]) -> None:
         served = session.serve([prompt])[0]
         done.ttft_ms.setdefault(name, []).append(1000 * served.ttft_s)
+        done.num_tokens[name] = len(prompt)
         done.num_cached[name] = served.num_cached_tokens
 
     session.reset_cache()
-    prefix = source.prefix(64)
+    prefix = source.prefix(PREFIX_TOKENS)
     body = source.tokens(documents * document_tokens)
-    note("cold, no spans", prefix + body + source.tokens(50))
+    note("cold, no spans", prefix + body + source.tokens(QUESTION_TOKENS))
     for _ in range(_HITS):
-        note(_EXACT, prefix + body + source.tokens(50))
-    done.num_tokens = len(prefix) + len(body) + 50
+        note(_EXACT, prefix + body + source.tokens(QUESTION_TOKENS))
     if session.has_spans:
         spans = [source.span(document_tokens) for _ in range(documents)]
 
-        def prompt(parts: list[list[int]]) -> list[int]:
-            return prefix + [token for part in parts for token in part] + source.question(50)
-
-        note("cold spans", prompt(spans))
+        note("cold spans", _span_prompt(source, prefix, spans))
         for _ in range(_HITS):
-            note(_WARM, prompt(source.shuffled(spans)))
+            note(_WARM, _span_prompt(source, prefix, source.shuffled(spans)))
     return done
+
+
+def _span_prompt(
+    source: RandomPrompts, prefix: Sequence[int], spans: Sequence[Sequence[int]]
+) -> list[int]:
+    """Prefix, spans, and a new question."""
+    return [*prefix, *chain.from_iterable(spans), *source.question(QUESTION_TOKENS)]
 
 
 def _paired(name: str, rounds: list[_Round], base: list[_Round]) -> dict[str, Any]:
@@ -230,7 +241,11 @@ def measure_decode(
         steps: tokens that each request generates.
         runs: repetitions, on the cached prompts of the first.
         seed: of the prompts.
+
+    Raises:
+        EngineError: an engine that does not run all of them at once.
     """
+    case = f"{batch} x {context}" + (f" in {documents} documents" if documents else ", no spans")
     prompts: list[list[list[int]]] = []
     for session in sessions:
         session.reset_cache()
@@ -239,18 +254,26 @@ def measure_decode(
     for run, number in _turns(len(sessions), runs + 1):
         served = sessions[number].serve(prompts[number], max_tokens=steps)
         if run:
-            # From when all decode until the first is done.
-            begin = max(one.token_times[0] for one in served)
-            end = min(one.token_times[-1] for one in served)
-            times = sorted({t for t in served[0].token_times if begin <= t <= end})
-            gaps = [1000 * (b - a) for a, b in pairwise(times)]
-            values[number].append(statistics.median(gaps))
-    case = f"{batch} x {context}" + (f" in {documents} documents" if documents else ", no spans")
+            values[number].append(_step_ms(served, case, sessions[number].variant))
     details = [
         {"steps": steps, "spans": documents > 0 and session.has_spans, "tokens": [len(own[0])]}
         for session, own in zip(sessions, prompts, strict=True)
     ]
     yield from _rows("decode", case, sessions, "ms/step", values, details)
+
+
+def _step_ms(served: Sequence[Served], case: str, variant: str) -> float:
+    """Milliseconds of a step, from when all requests decode until the first is done."""
+    begin = max(one.token_times[0] for one in served)
+    end = min(one.token_times[-1] for one in served)
+    times = sorted({t for t in served[0].token_times if begin <= t <= end})
+    gaps = [1000 * (b - a) for a, b in pairwise(times)]
+    if not gaps:
+        raise EngineError(
+            f"decode {case}: {variant} does not run all of them at once: its cache holds too few "
+            "tokens, or max_num_seqs allows fewer requests. Choose other cases with --decode"
+        )
+    return statistics.median(gaps)
 
 
 def _decode_prompts(
@@ -264,11 +287,10 @@ def _decode_prompts(
 
 
 def _spans(source: RandomPrompts, context: int, documents: int) -> Callable[[], list[int]]:
-    prefix = source.prefix(64)
-    length = (context - 64 - 50) // documents
+    prefix = source.prefix(PREFIX_TOKENS)
+    length = (context - PREFIX_TOKENS - QUESTION_TOKENS) // documents
 
     def make() -> list[int]:
-        parts = [source.span(length) for _ in range(documents)]
-        return prefix + [token for part in parts for token in part] + source.question(50)
+        return _span_prompt(source, prefix, [source.span(length) for _ in range(documents)])
 
     return make

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from minipic_backend.bench.prompts import PREFIX_TOKENS, QUESTION_TOKENS
 from minipic_backend.errors import shown
 
 __all__ = [
@@ -68,8 +69,14 @@ def decode_cases(text: str) -> list[tuple[int, int, int]]:
             raise argparse.ArgumentTypeError(
                 f"{shown(case)}: BATCHxCONTEXT[:DOCUMENTS], e.g. 1x8192 or 1x10000:10"
             )
-        batch, context, documents = found.groups(default="0")
-        cases.append((int(batch), int(context), int(documents)))
+        batch, context, documents = (int(word) for word in found.groups(default="0"))
+        least = PREFIX_TOKENS + QUESTION_TOKENS + documents
+        if documents and context < least:
+            raise argparse.ArgumentTypeError(
+                f"{shown(case)}: {documents} documents, and what stands around them, are {least} "
+                "tokens at least"
+            )
+        cases.append((batch, context, documents))
     return cases
 
 

@@ -28,13 +28,29 @@ def _pairs(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.view(BLOCK_SIZE // 2, 2, HEAD_SIZE).transpose(1, 2).flatten()
 
 
+def _tiles(numbers: torch.Tensor) -> torch.Tensor:
+    """Pairs of dims for 16 tokens at a time, as tiles of AMX want keys."""
+    return numbers.view(BLOCK_SIZE // 16, 16, HEAD_SIZE // 2, 2).transpose(1, 2).flatten()
+
+
+def _thirds(numbers: torch.Tensor) -> torch.Tensor:
+    """Sizes that are no powers of two."""
+    return numbers.view(BLOCK_SIZE, HEAD_SIZE // 3, 3).permute(2, 0, 1).flatten()
+
+
+def _diagonals(numbers: torch.Tensor) -> torch.Tensor:
+    """Rows that are each regular, but of which none begins where the one before does."""
+    return torch.stack([row.roll(i) for i, row in enumerate(numbers)]).flatten()
+
+
 def _shuffled(numbers: torch.Tensor) -> torch.Tensor:
     order = torch.randperm(numbers.numel(), generator=torch.Generator().manual_seed(0))
     return numbers.flatten()[order]
 
 
 PACKINGS: dict[str, Pack] = {
-    packing.__name__.strip("_"): packing for packing in (_rows, _columns, _pairs, _shuffled)
+    packing.__name__.strip("_"): packing
+    for packing in (_rows, _columns, _pairs, _tiles, _thirds, _diagonals, _shuffled)
 }
 
 
@@ -71,9 +87,31 @@ def test_packing_is_undone(pack_keys: Pack, pack_values: Pack, dtype: torch.dtyp
             assert torch.equal(layout.gather_values(halves[1], chosen), want)
 
 
+@pytest.mark.parametrize("pack", PACKINGS.values(), ids=PACKINGS)
+def test_numbers_are_looked_up_only_where_a_packing_has_no_strides(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look-up costs four times as much as a copy."""
+    layout = probe_layout(lambda numbers: (pack(numbers),) * 2, BLOCK_SIZE, HEAD_SIZE)
+    looked_up: list[int] = []
+    real = torch.Tensor.index_select
+
+    def noting(tensor: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+        looked_up.append(dim)
+        return real(tensor, dim, index)
+
+    monkeypatch.setattr(torch.Tensor, "index_select", noting)
+    cache = torch.zeros(4, 2, BLOCK_SIZE, HEAD_SIZE)
+    chosen = Selection(torch.tensor([3, 1]), BLOCK_SIZE, ((5, 40),))
+    layout.gather_keys(cache, chosen)
+    layout.gather_values(cache, chosen)
+    irregular = pack in (_diagonals, _shuffled)
+    assert looked_up == ([0, 2, 0, 2] if irregular else [0, 0])
+
+
 def test_gathering_copies_the_blocks_alone() -> None:
     """Not the cache, which may hold gigabytes."""
-    for pack in (_rows, _columns, _shuffled):
+    for pack in PACKINGS.values():
 
         def write(numbers: torch.Tensor, pack: Pack = pack) -> tuple[torch.Tensor, torch.Tensor]:
             return pack(numbers), pack(numbers)

@@ -450,12 +450,23 @@ def _tokens(run: Run) -> range:
     return range(run.start, run.end)
 
 
+def sums_in_one_order(dtype: torch.dtype) -> bool:
+    """Whether a row of this machine's products is summed in the same order where it has more terms,
+    all of them 0. Intel's MKL cuts float32 rows of over 384 terms in parts of other lengths."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(3, 99, 384, generator=generator).to(dtype)
+    values = torch.randn(3, 512, 64, generator=generator).to(dtype)
+    few = torch.bmm(weights, values[:, :384].contiguous())
+    return torch.equal(few, torch.bmm(torch.nn.functional.pad(weights, (0, 128)), values))
+
+
 @pytest.mark.parametrize("unrotated", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_chunks_give_the_bits_of_the_whole(
     in_bf16: None, dtype: torch.dtype, unrotated: bool
 ) -> None:
-    """At least nine of ten numbers; with keys in no whole steps, seven to nine in float32."""
+    """At least nine of ten numbers, where the machine's own products do; with keys in no whole steps,
+    seven to nine in float32."""
     config = SpanConfig(ssep=1, pdep=2, pad=3, block_size=32)
 
     def filled(tokens: list[int]) -> list[int]:
@@ -484,8 +495,9 @@ def test_chunks_give_the_bits_of_the_whole(
 
     first = 0 if unrotated else table.segments[-1].start
     whole = attention(first, num_tokens)
+    same_bits = sums_in_one_order(torch.float32 if unrotated else dtype)
     for chunk in (33, 57, 100):
         cuts = [*range(first, num_tokens, chunk), num_tokens]
         chunked = torch.cat([attention(lo, hi) for lo, hi in pairwise(cuts)])
-        assert float((chunked == whole).float().mean()) > 0.9
+        assert float((chunked == whole).float().mean()) > (0.9 if same_bits else 0)
         assert float((chunked - whole).abs().max()) <= (1e-6 if whole.itemsize == 4 else 0.02)

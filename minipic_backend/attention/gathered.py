@@ -43,8 +43,9 @@ _FEW_QUERIES = 8
 
 _KEY_STEP = 64
 """Keys come in whole steps, the last ones unseen: so that rows of products sum in the same order,
-most of them to the same bits, in a chunk of a prompt and in the whole. A model in bf16 makes much
-of other bits: 1e-7 here is 0.1 and more in its log-probabilities."""
+most of them to the same bits, in a chunk of a prompt and in the whole (but for Intel's MKL, in
+float32 and above 384 keys). A model in bf16 makes much of other bits: 1e-7 here is 0.1 and more in
+its log-probabilities."""
 
 _SAMPLE_STEP = 16
 """One key of so many is looked at for the number that is taken off a row of scores."""

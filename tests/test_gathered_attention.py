@@ -465,8 +465,8 @@ def sums_in_one_order(dtype: torch.dtype) -> bool:
 def test_chunks_give_the_bits_of_the_whole(
     in_bf16: None, dtype: torch.dtype, unrotated: bool
 ) -> None:
-    """At least nine of ten numbers, where the machine's own products do; with keys in no whole steps,
-    seven to nine in float32."""
+    """At least nine of ten numbers, where the machine's own products do; with keys in no whole
+    steps, seven to nine in float32."""
     config = SpanConfig(ssep=1, pdep=2, pad=3, block_size=32)
 
     def filled(tokens: list[int]) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from check import assert_same, assert_true
+from check import CONTENT, assert_same, assert_true
 from prompts import PromptMaker, join
 
 from minipic_backend.config import SpanOptions
@@ -166,7 +166,7 @@ def test_blocks_of_a_framed_span_hold_what_stock_vllm_writes(
         num_blocks = len(span) // size
         mine = torch.cat([ours[:, : len(prefix) // size], ours[:, at : at + num_blocks]], dim=1)
         assert mine.shape == theirs.shape
-        assert float((mine - theirs).abs().max()) <= {"float32": 1e-4, "bfloat16": 0.1}[dtype]
+        assert float((mine - theirs).abs().max()) <= CONTENT[dtype]
         at += num_blocks
 
 
@@ -184,10 +184,7 @@ def test_content_of_a_span_is_one_for_all_offsets(rig: Any, make: PromptMaker) -
         at = len(join(prefix, *spans[: spans.index(one)])) // size
         blocks = rig.cached_blocks(prompt, options)[at : at + len(one) // size]
         content.append(rig.block_content(blocks))
-    assert (
-        float((content[0] - content[1]).abs().max())
-        <= {"float32": 1e-4, "bfloat16": 0.1}[rig.dtype]
-    )
+    assert float((content[0] - content[1]).abs().max()) <= CONTENT[rig.dtype]
 
 
 def test_warm_documents_around_a_cold_one_are_hit(

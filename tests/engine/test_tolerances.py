@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from check import DECODE, PREFILL, TO_TRUTH, distance
+from check import DECODE, HAS_TILES, PREFILL, TO_TRUTH, distance
 from prompts import PromptMaker
 
 from minipic_backend.config import SpanOptions
@@ -29,7 +29,11 @@ MISTAKES = {
         table, offset=table.segments[2].offset + 1
     ),
 }
-GROSS, SUBTLE = list(MISTAKES)[:4], list(MISTAKES)[-1]
+GROSS = list(MISTAKES)[:4]
+SUBTLE = list(MISTAKES)[-1:]
+"""Within the limits of bfloat16, but far outside of those of float32."""
+if HAS_TILES:
+    SUBTLE += ["a span was computed behind another"]
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def test_limits_exclude_a_mistake(
     wrong = MISTAKES[mistake](table)
     error = distance(truth.logprobs(prompt, wrong), truth.logprobs(prompt, table))
     assert error > 30 * max(limit["float32"] for limit in (TO_TRUTH, PREFILL, DECODE))
-    if mistake != SUBTLE:
+    if mistake not in SUBTLE:
         assert error > 1.3 * PREFILL["bfloat16"]
     if mistake in GROSS:
         assert error > 1.3 * max(TO_TRUTH["bfloat16"], DECODE["bfloat16"])

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, pairwise
 from typing import Any
 
 from minipic_backend.bench.engines import Served, Session
-from minipic_backend.bench.prompts import (
-    PREFIX_TOKENS,
-    QUESTION_TOKENS,
-    RandomPrompts,
-    wiki_shaped_lengths,
-)
+from minipic_backend.bench.options import PREFIX_TOKENS, QUESTION_TOKENS
+from minipic_backend.bench.prompts import RandomPrompts, wiki_shaped_lengths
 from minipic_backend.errors import EngineError
 
 __all__ = [
@@ -156,7 +152,6 @@ def _ttft_round(
         note(_EXACT, prefix + body + source.tokens(QUESTION_TOKENS))
     if session.has_spans:
         spans = [source.span(document_tokens) for _ in range(documents)]
-
         note("cold spans", _span_prompt(source, prefix, spans))
         for _ in range(_HITS):
             note(_WARM, _span_prompt(source, prefix, source.shuffled(spans)))
@@ -280,17 +275,11 @@ def _decode_prompts(
     session: Session, batch: int, context: int, documents: int, seed: int
 ) -> list[list[int]]:
     source = RandomPrompts(seed, session.block_size)
-    if documents and session.has_spans:
-        make = _spans(source, context, documents)
-        return [make() for _ in range(batch)]
-    return [source.tokens(context) for _ in range(batch)]
-
-
-def _spans(source: RandomPrompts, context: int, documents: int) -> Callable[[], list[int]]:
+    if not (documents and session.has_spans):
+        return [source.tokens(context) for _ in range(batch)]
     prefix = source.prefix(PREFIX_TOKENS)
     length = (context - PREFIX_TOKENS - QUESTION_TOKENS) // documents
-
-    def make() -> list[int]:
-        return _span_prompt(source, prefix, [source.span(length) for _ in range(documents)])
-
-    return make
+    return [
+        _span_prompt(source, prefix, [source.span(length) for _ in range(documents)])
+        for _ in range(batch)
+    ]

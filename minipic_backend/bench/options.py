@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from minipic_backend.bench.prompts import PREFIX_TOKENS, QUESTION_TOKENS
 from minipic_backend.errors import shown
 
 __all__ = [
+    "PREFIX_TOKENS",
+    "QUESTION_TOKENS",
     "add_engine_options",
     "add_output_options",
     "choices",
@@ -21,6 +22,9 @@ __all__ = [
     "numbers",
     "positive",
 ]
+
+PREFIX_TOKENS, QUESTION_TOKENS = 64, 50
+"""What stands around the documents of `ttft` and `decode`."""
 
 _NAMES = ("max_model_len", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager")
 

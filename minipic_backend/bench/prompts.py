@@ -9,19 +9,9 @@ from numpy.typing import NDArray
 
 from minipic_backend.bench.engines import MARKERS
 
-__all__ = [
-    "FIRST_ID",
-    "LAST_ID",
-    "PREFIX_TOKENS",
-    "QUESTION_TOKENS",
-    "RandomPrompts",
-    "passage_lengths",
-    "wiki_shaped_lengths",
-]
+__all__ = ["FIRST_ID", "LAST_ID", "RandomPrompts", "passage_lengths", "wiki_shaped_lengths"]
 
 FIRST_ID, LAST_ID = 10, 1000
-PREFIX_TOKENS, QUESTION_TOKENS = 64, 50
-"""What stands around the documents of `ttft` and `decode`."""
 
 
 class RandomPrompts:

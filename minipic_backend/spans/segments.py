@@ -360,8 +360,8 @@ def _check_patch(
 
 
 def has_markers(token_ids: Sequence[int] | NDArray[np.integer], config: SpanConfig) -> bool:
-    """Whether a prompt, [num_tokens], is no ordinary one. The cheapest pass over a list: every
-    process that meets a request makes one."""
+    """Whether a prompt, [num_tokens], is no ordinary one. The cheapest pass over a list: whoever
+    takes in a request makes one."""
     if isinstance(token_ids, np.ndarray):
         return bool(((token_ids == config.ssep) | (token_ids == config.pdep)).any())
     # By equality, not by hash: of the numbers of a tensor, say, each has a hash of its own.
